@@ -250,7 +250,7 @@ def test_origin_of_a_gradient_that_is_not_finite(fault, counters):
 
 
 def test_origin_of_a_gradient_if_tensors_of_a_graph_are_not_told_apart(monkeypatch):
-    monkeypatch.setattr("tensortap.frameworks.torch.private.traced_use", lambda: None)
+    monkeypatch.setattr("tensortap.frameworks.torch.private_compiler.traced_use", lambda: None)
     first, *_ = alerts_of("backward", compiled=lambda model: [model])
     assert (first.name, first.kind, first.origin) == ("attn.q", GRAD, "attn.o_proj")
     assert "its backward pass, or an operation between the two, made it" in first.message

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from tensortap.frameworks.torch import hidden, private
+from tensortap.frameworks.torch import hidden, private, private_compiler
 from tensortap.frameworks.torch.shards import _offsets
 
 
@@ -58,11 +58,11 @@ def test_without_the_dispatch_modules(monkeypatch):
 
 def test_without_the_compilers_internals(monkeypatch):
     without(monkeypatch, "torch._dynamo", "torch._C._dynamo", "torch._functorch")
-    private.skip_frame(test_without_the_compilers_internals.__code__)
-    assert private.must_not_break()  # unseen is better than an error in the user's program
-    assert private.compiled_graphs() == 0
-    assert private.traced_caller() is None
-    assert private.traced_use() is None
+    private_compiler.skip_frame(test_without_the_compilers_internals.__code__)
+    assert private_compiler.must_not_break()  # unseen is better than an error in the user's program
+    assert private_compiler.compiled_graphs() == 0
+    assert private_compiler.traced_caller() is None
+    assert private_compiler.traced_use() is None
     hidden.hide_effects_from_partitioner.__wrapped__()
 
 
@@ -88,7 +88,7 @@ def test_timeouts_of_groups():
 
 def test_does_not_import_the_compiler(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
-    assert not private.compiler_is_loaded()
+    assert not private_compiler.compiler_is_loaded()
 
 
 @pytest.mark.parametrize("shape", [(8, 6), (7, 5), (1, 3), (0, 4), (13,)])

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import tensortap as tap
-from tensortap.frameworks.torch import private, replayed
+from tensortap.frameworks.torch import private_compiler, replayed
 from tensortap.record import Kind
 from tests.frameworks.torch.test_cuda import FakePort
 
@@ -105,7 +105,7 @@ def device(monkeypatch):
     monkeypatch.setattr(replayed, "cuda", lambda: types.SimpleNamespace(port=port))
     monkeypatch.setattr(replayed, "_in_use", False)
     monkeypatch.setattr(replayed, "_reduce", reduce)
-    monkeypatch.setattr(private, "captures_cuda_graphs", lambda: True)
+    monkeypatch.setattr(private_compiler, "captures_cuda_graphs", lambda: True)
     torch._dynamo.reset()
     fixed.clear()
     yield types.SimpleNamespace(run=port.run, reduced=reduced)
@@ -218,7 +218,7 @@ def test_knows_whether_cuda_graphs_are_captured():
     found = []
 
     def note():
-        found.append(private.captures_cuda_graphs())
+        found.append(private_compiler.captures_cuda_graphs())
 
     note._dynamo_marked_constant = True
 
@@ -230,4 +230,4 @@ def test_knows_whether_cuda_graphs_are_captured():
         torch._dynamo.reset()
         torch.compile(function, **options)(torch.ones(2))
     assert found == [True, False, False]
-    assert not private.captures_cuda_graphs()
+    assert not private_compiler.captures_cuda_graphs()

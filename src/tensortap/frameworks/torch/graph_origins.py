@@ -16,7 +16,7 @@ import torch
 
 from tensortap.frameworks.observing import HookObserver, tensors_in
 from tensortap.frameworks.origin import caller_name
-from tensortap.frameworks.torch import graphs, private
+from tensortap.frameworks.torch import graphs, private, private_compiler
 from tensortap.frameworks.torch.hidden import constant_when_compiled
 from tensortap.frameworks.torch.hooks import GraphTensors, ModuleHook, hook_module
 
@@ -34,7 +34,7 @@ class RunningGraphCall(NamedTuple):
 
 def _caller() -> str:
     """Return the function and the line that call a module, while that is compiled."""
-    frame = private.traced_caller("torch.nn.modules.module")
+    frame = private_compiler.traced_caller("torch.nn.modules.module")
     return "" if frame is None else caller_name(frame)
 
 

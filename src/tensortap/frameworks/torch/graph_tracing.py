@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tensortap.frameworks.torch import graphs, private
+from tensortap.frameworks.torch import graphs, private_compiler
 from tensortap.frameworks.torch.hidden import (
     constant_when_compiled,
     hide_from_compiler,
@@ -99,8 +99,8 @@ def _container(value: Any) -> int:
 def _must_stay(key: str, name: str, cls: str) -> bool:
     """Return whether the graph must not break, and report that a value is not traced if so."""
     for probe in (*_IN_GRAPH.values(), *_probes.ALL):
-        private.skip_frame(probe.__code__)
-    stays = private.must_not_break()
+        private_compiler.skip_frame(probe.__code__)
+    stays = private_compiler.must_not_break()
     if stays and (key, name) not in _reported:
         _reported.add((key, name))
         what = f"the value of {name!r}" if name else "what a function returns"

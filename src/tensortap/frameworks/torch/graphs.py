@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from tensortap.frameworks.torch import private
+from tensortap.frameworks.torch import private_compiler
 from tensortap.frameworks.torch.hidden import (
     constant_when_compiled,
     hide_effects_from_partitioner,
@@ -64,7 +64,7 @@ library.impl("look", _look, "CompositeExplicitAutograd")
 torch.library.register_fake("tensortap::look", _look_at_nothing, lib=library)
 if hasattr(torch.library, "register_vmap"):
     torch.library.register_vmap("tensortap::look", _look_at_batch, lib=library)
-_kept = private.keep_in_graphs(library, "tensortap::look")
+_kept = private_compiler.keep_in_graphs(library, "tensortap::look")
 
 
 @functools.cache
@@ -137,7 +137,7 @@ def look_at_gradient(tensor: torch.Tensor, probe: torch.Tensor | None, key: str,
 
 
 def _number() -> str:
-    found = private.traced_use()
+    found = private_compiler.traced_use()
     if found is None or found[0].owner is None or found[1].is_leaf:
         return "0"
     hook, tensor = found
@@ -177,13 +177,13 @@ _known_graphs = 0
 def forget_graphs(what: str, begins: bool) -> None:
     """Make torch compile everything anew: existing graphs know nothing of new or removed hooks."""
     global _known_graphs
-    private.guard_hooks(1 if begins else -1)
-    if not private.compiler_is_loaded():
+    private_compiler.guard_hooks(1 if begins else -1)
+    if not private_compiler.compiler_is_loaded():
         return
     with warnings.catch_warnings():  # of modules that torch imports to reset a backend
         warnings.simplefilter("ignore")
         torch.compiler.reset()
-    graphs = private.compiled_graphs()
+    graphs = private_compiler.compiled_graphs()
     if graphs > _known_graphs:
         reason = f"{what}, and once more when that ends" if begins else f"{what} no longer"
         level = logging.WARNING if begins else logging.INFO  # of an end, the beginning has told

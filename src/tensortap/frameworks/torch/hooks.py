@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tensortap.frameworks.torch import private
+from tensortap.frameworks.torch import private_compiler
 from tensortap.frameworks.torch.hidden import constant_when_compiled, hide_from_compiler
 
 log = logging.getLogger("tensortap")
@@ -28,16 +28,16 @@ def _skip_frames() -> None:
 
     It would compile hooks one by one, and modules of torch because they have hooks.
     """
-    private.skip_frame(ModuleHook.__call__.__code__)
+    private_compiler.skip_frame(ModuleHook.__call__.__code__)
     for cls in list(_hooked):
         _skip_forward(cls, True)
-    private.guard_hooks()
+    private_compiler.guard_hooks()
 
 
 def _skip_forward(cls: type, skip: bool) -> None:
     code = getattr(getattr(cls, "forward", None), "__code__", None)
     if code is not None and cls.__module__.startswith(("torch.nn.", "torch.ao.")):
-        private.skip_frame(code, skip, calls=False)
+        private_compiler.skip_frame(code, skip, calls=False)
 
 
 @functools.cache
@@ -50,13 +50,13 @@ def _report_split() -> None:
 
 def _may_leave() -> bool:
     """Return whether the graph that is being compiled may break; report it if it may not."""
-    if private.must_not_break():
+    if private_compiler.must_not_break():
         _report_split()
         return False
     return True
 
 
-for _function in (_skip_frames, _may_leave, private.splits_for_ddp):
+for _function in (_skip_frames, _may_leave, private_compiler.splits_for_ddp):
     constant_when_compiled(_function)
 
 
@@ -103,7 +103,7 @@ class ModuleHook:
             self._hook(*args)
         elif self._in_graph is not None:
             _skip_frames()
-            if not private.splits_for_ddp():
+            if not private_compiler.splits_for_ddp():
                 self._in_graph(self, *args)
             elif _may_leave():
                 self._leave(*args)
@@ -137,8 +137,8 @@ def hook_module(
     with _lock:
         _hooked[cls] += 1
         copyreg.dispatch_table.setdefault(cls, _reduced)
-        if not private.compiler_is_loaded():
-            private.when_compiler_loads(_skip_frames)
+        if not private_compiler.compiler_is_loaded():
+            private_compiler.when_compiler_loads(_skip_frames)
         elif _hooked[cls] == 1:
             _skip_frames()
 
@@ -148,7 +148,7 @@ def hook_module(
             _hooked[cls] -= 1
             if not _hooked[cls]:
                 del _hooked[cls]
-                if private.compiler_is_loaded():
+                if private_compiler.compiler_is_loaded():
                     _skip_forward(cls, False)
                 if copyreg.dispatch_table.get(cls) is _reduced:
                     del copyreg.dispatch_table[cls]

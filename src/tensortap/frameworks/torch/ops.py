@@ -28,7 +28,7 @@ from tensortap.frameworks.operations import (
     OperationOutput,
 )
 from tensortap.frameworks.snapshot import describe, digest_of
-from tensortap.frameworks.torch import private
+from tensortap.frameworks.torch import private, private_compiler
 from tensortap.frameworks.torch.hidden import hide_from_compiler
 from tensortap.frameworks.torch.op_places import OperationPlace, OperationPlaces
 from tensortap.frameworks.torch.shards import local_shard
@@ -101,9 +101,9 @@ class OperationHooks:
         """Record from here on; compiled code runs eagerly until `detach`."""
         places = OperationPlaces(self._root)
         with contextlib.ExitStack() as stack:
-            if private.compiler_is_loaded():
+            if private_compiler.compiler_is_loaded():
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-                if private.compiled_graphs() or private.is_compiled(self._root):
+                if private_compiler.compiled_graphs() or private_compiler.is_compiled(self._root):
                     self._observer.remarks["torch.compile"] = _EAGER
             places.attach()
             stack.callback(places.detach)

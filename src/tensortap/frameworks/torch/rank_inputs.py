@@ -20,7 +20,7 @@ from tensortap.frameworks.observing import (
     tensors_in,
 )
 from tensortap.frameworks.snapshot import shard_digest_of
-from tensortap.frameworks.torch import private
+from tensortap.frameworks.torch import private, private_compiler
 from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
 from tensortap.frameworks.torch.meshes import data_ranks, tensor_mesh
 from tensortap.frameworks.torch.shards import observed
@@ -47,7 +47,7 @@ class RankInputs:
         if len(self._mesh.ranks) > 1 or len(self._data_ranks) > 1 or in_pipeline:
             hook = ModuleHook(self._enter)
             self._undo.append(hook_module(self._root, hook, before=True, with_kwargs=True))
-            self._undo.append(private.before_compiled_call(self._root, self._enter))
+            self._undo.append(private_compiler.before_compiled_call(self._root, self._enter))
         if in_pipeline:
             self._undo.append(hook_module(self._root, ModuleHook(self._leave)))
 

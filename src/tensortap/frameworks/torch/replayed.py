@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tensortap.frameworks.torch import private
+from tensortap.frameworks.torch import private, private_compiler
 from tensortap.frameworks.torch.cuda import cuda
 from tensortap.frameworks.torch.graphs import library
 from tensortap.frameworks.torch.hidden import constant_when_compiled
@@ -77,7 +77,7 @@ def _reduce_nothing(*args: Any) -> None:
 
 library.impl("reduce", _reduce, "CompositeExplicitAutograd")
 torch.library.register_fake("tensortap::reduce", _reduce_nothing, lib=library)
-_kept = private.keep_in_graphs(library, "tensortap::reduce")
+_kept = private_compiler.keep_in_graphs(library, "tensortap::reduce")
 
 
 _in_use = False
@@ -86,7 +86,7 @@ _in_use = False
 def _captured() -> bool:
     """Return whether a CUDA graph is being compiled; torch calls this while it compiles."""
     global _in_use
-    captured = _kept and private.captures_cuda_graphs()
+    captured = _kept and private_compiler.captures_cuda_graphs()
     _in_use = _in_use or captured
     return captured
 
@@ -125,7 +125,7 @@ class ReplayedBuffers:
             self.clock = torch.zeros(1, dtype=torch.int32, device=device)
         self._buffers = list(self._memory)
         for tensor in (self.clock, *self._buffers):
-            private.keep_address(tensor)
+            private_compiler.keep_address(tensor)
         self._copies: collections.deque[tuple[int, Any, torch.Tensor]] = collections.deque()
 
     @classmethod
