@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import tensortap as tap
-from tensortap.frameworks.torch import attention
+from tensortap.frameworks.torch import attention, host
 
 CLOSE = 1e-12
 
@@ -224,11 +224,20 @@ def test_scripts_and_traces_that_are_made_meanwhile():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["fused", "method"])
-def test_attention_on_a_device_is_reported(way, monkeypatch):
-    monkeypatch.setattr(attention, "_is_plain", lambda *tensors: False)
-    tracker = train(Model(way=way), analyses=["attention"])
-    assert "not in the memory of the host" in tracker.unseen["attention"]
-    assert not [r for r in tracker.records if r.kind == "Health"]
+def test_attention_on_a_device(way, monkeypatch):
+    """The device is replaced: tensors of the host are read as if they were on one."""
+    here = train(Model(way=way), analyses=["attention"])
+    monkeypatch.setattr(attention, "is_here", lambda tensor: False)
+    monkeypatch.setattr(host, "is_here", lambda tensor: False)
+    away = train(Model(way=way), analyses=["attention"])
+    assert not away.unseen
+    found, expected = ([(r.name, r.value) for r in t.records if r.kind == "Health"]
+                       for t in (away, here))  # fmt: skip
+    assert found == expected != []
+    monkeypatch.setattr(host, "why_not", lambda tensor: "captured")
+    unread = train(Model(way=way), analyses=["attention"])
+    assert "the host cannot read" in unread.unseen["attention"]
+    assert not [r for r in unread.records if r.kind == "Health"]
 
 
 def test_attention_in_compiled_graphs_is_reported():

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import tensortap as tap
-from tensortap.frameworks.torch import analyzed, derived_updates
+from tensortap.frameworks.torch import analyzed, derived_updates, host
 from tensortap.record import Kind
 from tensortap.sources.analyses import copies
 from tensortap.sources.analyses.noise import estimate
@@ -271,13 +271,26 @@ def test_a_compiled_model_is_analyzed():
     assert found["model.noise_scale"]
 
 
-def test_parameters_on_a_device_are_reported(monkeypatch):
-    monkeypatch.setattr(analyzed, "view", lambda tensor: None)
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    tracker, _ = train(model, optimizer, 1, analyses=["norms", "updates", "noise"])
-    assert "parameters on a device" in tracker.unseen["analyses"]
-    assert not [r for r in tracker.records if r.kind is Kind.HEALTH]
+def test_parameters_on_a_device(monkeypatch):
+    """The device is replaced: tensors of the host are read as if they were on one."""
+
+    def numbers_of():
+        torch.manual_seed(5)
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        analyses = ["norms", "updates", "noise", "activations"]
+        tracker, _ = train(model, optimizer, 2, analyses=analyses)
+        return tracker.unseen, [(r.name, r.step, r.value) for r in tracker.records
+                                if r.kind is Kind.HEALTH]  # fmt: skip
+
+    here = numbers_of()
+    for module in (host, analyzed):
+        monkeypatch.setattr(module, "is_here", lambda tensor: False)
+    assert numbers_of() == here != ({}, [])
+    monkeypatch.setattr(analyzed, "MOST_COPIED", 100)
+    unseen, found = numbers_of()
+    assert "MiB that are copied" in unseen["analyses"]
+    assert not [name for name, _, _ in found if "norm" in name]  # of all parameters, or of none
 
 
 def test_without_an_optimizer_only_gradients_are_known():

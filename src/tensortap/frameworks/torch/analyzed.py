@@ -20,14 +20,19 @@ from tensortap.frameworks.observing import TrackObserver, tensors_in
 from tensortap.frameworks.torch import private
 from tensortap.frameworks.torch.derived_updates import derived_update
 from tensortap.frameworks.torch.hidden import hide_from_compiler
+from tensortap.frameworks.torch.host import MOST_COPIED, host_view, is_here
 from tensortap.frameworks.torch.layers import LayerHooks
 from tensortap.frameworks.torch.names import Names
 from tensortap.frameworks.torch.optimizers import FoundOptimizer, parameters_of
-from tensortap.frameworks.torch.shards import observed
-from tensortap.frameworks.torch.tensors import has_values, view
+from tensortap.frameworks.torch.shards import local_part, observed
+from tensortap.frameworks.torch.tensors import has_values
 from tensortap.record import Kind
 
-_NOT_HERE = "parameters on a device, and sparse gradients, are not analyzed"
+_UNREADABLE = "sparse gradients, and what is captured into a CUDA graph, are not analyzed"
+_TOO_LARGE = (
+    "parameters and gradients on a device take {:,} MiB, more than the {:,} MiB that are copied to "
+    "be analyzed: include= selects some of them"
+)
 _NO_OPTIMIZER = "no updates: pass the optimizer, tap.track(model, optimizer=...)"
 
 
@@ -162,9 +167,10 @@ class AnalysisHooks:
         gradients: bool = True,
         optimizer: Any = None,
     ) -> Iterator[TrainedParameter]:
-        for name, parameter in named:
-            if not self._wants(name):
-                continue
+        wanted = [(name, parameter) for name, parameter in named if self._wants(name)]
+        if self._is_too_large([parameter for _, parameter in wanted]):
+            return
+        for name, parameter in wanted:
             seen, local = observed(name, Kind.WEIGHT, parameter)
             value, gradient = self._array(local), None
             if value is None:
@@ -175,11 +181,20 @@ class AnalysisHooks:
             placements = seen.tags.get("placements", "")
             yield TrainedParameter(name, value, gradient, placements, update)
 
+    def _is_too_large(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
+        """Return whether there are more parameters on devices than are copied: all, or none."""
+        away = [local for each in parameters if not is_here(local := local_part(each))]
+        nbytes: int = 2 * sum(each.nbytes for each in away)  # with gradients
+        if nbytes > MOST_COPIED:
+            reason = _TOO_LARGE.format(nbytes >> 20, MOST_COPIED >> 20)
+            self._observer.unseen["analyses"] = reason
+        return nbytes > MOST_COPIED
+
     def _array(self, tensor: torch.Tensor) -> Any:
-        """Return an array over the memory of a tensor; None if the host cannot read it."""
-        array = view(tensor)
+        """Return a tensor as an array; None if the host cannot read it."""
+        array = host_view(tensor)
         if array is None:
-            self._observer.unseen["analyses"] = _NOT_HERE
+            self._observer.unseen["analyses"] = _UNREADABLE
         return array
 
 

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from tensortap.frameworks.torch import private
-from tensortap.frameworks.torch.tensors import view
+from tensortap.frameworks.torch.host import host_view, is_here, is_readable
 from tensortap.stats.attention import QuerySample, attention_logits, causal_mask, sample_queries
 from tensortap.stats.conversion import as_float64
 
@@ -44,7 +44,7 @@ _originals: list[tuple[Any, str, Any]] = []
 
 
 class UnreadableLogits(Exception):
-    """Queries, keys or logits are no floats in the memory of the host."""
+    """Queries, keys or logits are no floats that the host can read."""
 
 
 class AttentionCalls:
@@ -135,7 +135,7 @@ def _fused_logits(module: Any, args: Any, kwargs: Any) -> Reals | None:
             seen = _picked(whole, sample)
         scale = given.get("scale")
         return attention_logits(
-            _picked(queries, sample), as_float64(view(keys)[sample.sequences]),
+            _picked(queries, sample), as_float64(_taken(keys, sample.sequences)),
             1 / math.sqrt(query.shape[-1]) if scale is None else scale, seen,
         )  # fmt: skip
 
@@ -156,13 +156,12 @@ def _softmax_logits(module: Any, args: Any, kwargs: Any) -> Reals | None:
 
 
 def _is_plain(*tensors: Any) -> bool:
-    """Return whether all are floats in the memory of the host."""
+    """Return whether all are floats that the host can read."""
     return all(
         type(each) in (torch.Tensor, torch.nn.Parameter)
-        and each.device.type == "cpu"
-        and each.layout == torch.strided
         and each.is_floating_point()
         and not each.is_neg()
+        and is_readable(each)
         for each in tensors
     )
 
@@ -176,5 +175,12 @@ def _four(tensor: torch.Tensor) -> torch.Tensor:
 
 def _picked(tensor: torch.Tensor, sample: QuerySample) -> NDArray[Any]:
     """Return the rows of a sample of queries: sequence, head, query, and the rest."""
-    rows = view(tensor)[sample.sequences[:, None], :, sample.positions].swapaxes(1, 2)
+    index = (sample.sequences[:, None], slice(None), sample.positions)
+    rows = _taken(tensor, index).swapaxes(1, 2)
     return rows if rows.dtype == np.bool_ else as_float64(rows)
+
+
+def _taken(tensor: torch.Tensor, index: Any) -> NDArray[Any]:
+    """Return some elements; of a tensor on a device, only these are copied."""
+    found = host_view(tensor)[index] if is_here(tensor) else host_view(tensor[index])
+    return np.asarray(found)

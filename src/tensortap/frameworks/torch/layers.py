@@ -15,12 +15,12 @@ from tensortap.frameworks.torch import graphs, private
 from tensortap.frameworks.torch.attention import AttentionCalls, UnreadableLogits
 from tensortap.frameworks.torch.graph_outputs import insert
 from tensortap.frameworks.torch.hooks import GraphTensors, ModuleHook, hook_module
+from tensortap.frameworks.torch.host import host_view
 from tensortap.frameworks.torch.outputs import mode_tags
-from tensortap.frameworks.torch.tensors import view
 from tensortap.record import Kind
 
-_ON_DEVICE = "layers whose outputs are not in the memory of the host are not analyzed"
-_LOGITS_ON_DEVICE = "the logits of attention that is not in the memory of the host are not analyzed"
+_UNREADABLE = "outputs that the host cannot read, as in a captured CUDA graph, are not analyzed"
+_UNREADABLE_LOGITS = "the logits of attention that the host cannot read are not analyzed"
 _COMPILED = "the logits of attention inside compiled graphs are not analyzed"
 _CHANNELS_FIRST = ("Conv1d", "ConvTranspose1d", "BatchNorm1d", "InstanceNorm1d", "SyncBatchNorm")
 
@@ -75,7 +75,7 @@ class LayerHooks:
             if (found := logits()) is not None:
                 self._listener.attention(name, found)
         except UnreadableLogits:
-            self._observer.unseen.setdefault("attention", _LOGITS_ON_DEVICE)
+            self._observer.unseen.setdefault("attention", _UNREADABLE_LOGITS)
         except Exception as error:
             self._observer.fault(name, error)
 
@@ -114,9 +114,9 @@ class LayerHooks:
             if hasattr(tensor, "wait"):  # a collective that the program overlaps with work
                 continue
             local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-            array = None if hasattr(local, "wait") else view(local.detach())
+            array = None if hasattr(local, "wait") else host_view(local.detach())
             if array is None:
-                self._observer.unseen.setdefault(name, _ON_DEVICE)
+                self._observer.unseen.setdefault(name, _UNREADABLE)
                 continue
             version, same_as, last = private.version_of(tensor), "", self._last
             if last is not None and last[0]() is tensor and last[1] == version:
