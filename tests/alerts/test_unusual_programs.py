@@ -360,6 +360,25 @@ def autocast_around_the_whole_step():
     return net, optimizer, step
 
 
+@program
+def closures_that_are_called_many_times():
+    net = mlp(8, 16, 3)
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.5, line_search_fn="strong_wolfe")
+
+    def step():
+        x, y = digits()
+
+        def closure():
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    return net, optimizer, step
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_alert(name):
     assert found_in(PROGRAMS[name]) == ([], set())

@@ -157,7 +157,10 @@ def _common_parent(one: str, other: str) -> str:
 
 @checked
 def exploding(factor: float = 100.0, warmup: int = 10) -> Rule:
-    """Report a gradient whose root mean square is `factor` times its typical value."""
+    """Report a gradient whose root mean square is `factor` times its typical value.
+
+    Of several in a step the largest counts: an optimizer with a closure ends with tiny ones.
+    """
     check_positive("factor", factor)
     distance = math.log2(factor)
 
@@ -165,6 +168,10 @@ def exploding(factor: float = 100.0, warmup: int = 10) -> Rule:
         level = _log2_rms(record.stats)
         if level is None:
             return None
+        last, largest = state.notes.get("largest", (None, level))
+        if last == state.step_state.step and level <= largest:
+            return None
+        state.notes["largest"] = state.step_state.step, level
         typical, seen = state.typical, state.seen
         explodes = seen >= warmup and level > typical + distance
         state.follow(min(level, typical + distance) if seen else level, _RATE)
