@@ -45,7 +45,7 @@ class SimulatedTensor:
 
 
 STAGE = "stage "
-"""How the names of inputs of pipeline stages begin; no parameter has a space in its name."""
+"""Prefix of the names of inputs of pipeline stages; no parameter has a space in its name."""
 
 
 class ReplicatedTensor(NamedTuple):

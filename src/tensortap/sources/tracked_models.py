@@ -11,7 +11,7 @@ log = logging.getLogger("tensortap")
 
 
 class TrackedModel(Protocol):
-    """Whoever observes a model."""
+    """An observer of a model, with the prefix of its names."""
 
     prefix: str
     active: bool

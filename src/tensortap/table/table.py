@@ -226,7 +226,7 @@ class Table:
 
     @property
     def has_shard_keys(self) -> bool:
-        """Whether `shard_keys` has read all rows."""
+        """True once `shard_keys` has read all rows."""
         return self._keys.size == len(self)
 
     def shard_keys(self) -> ShardKeys:

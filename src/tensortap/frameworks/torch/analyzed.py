@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,6 +21,7 @@ from tensortap.frameworks.torch.derived_updates import derived_update
 from tensortap.frameworks.torch.hidden import hide_from_compiler
 from tensortap.frameworks.torch.host import MOST_COPIED, host_view, is_here
 from tensortap.frameworks.torch.layers import LayerHooks
+from tensortap.frameworks.torch.meshes import is_sharded
 from tensortap.frameworks.torch.names import Names
 from tensortap.frameworks.torch.optimizers import FoundOptimizer, parameters_of
 from tensortap.frameworks.torch.shards import local_part, observed
@@ -68,7 +68,7 @@ class AnalysisHooks:
                     look = functools.partial(self._on_gradient, name, weakref.ref(parameter))
                     hide_from_compiler(look)
                     self._undo.append(parameter.register_hook(look).remove)
-            if _is_sharded(self._root):  # hooks on its parameters are never called
+            if is_sharded(self._root):  # hooks on its parameters are never called
                 begin = functools.partial(self._on_root_output)
                 hide_from_compiler(begin)
                 self._undo.append(self._root.register_forward_hook(begin).remove)
@@ -182,7 +182,7 @@ class AnalysisHooks:
             yield TrainedParameter(name, value, gradient, placements, update)
 
     def _is_too_large(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
-        """Return whether there are more parameters on devices than are copied: all, or none."""
+        """Return whether the parameters on devices exceed the limit, so that none is copied."""
         away = [local for each in parameters if not is_here(local := local_part(each))]
         nbytes: int = 2 * sum(each.nbytes for each in away)  # with gradients
         if nbytes > MOST_COPIED:
@@ -196,12 +196,6 @@ class AnalysisHooks:
         if array is None:
             self._observer.unseen["analyses"] = _UNREADABLE
         return array
-
-
-def _is_sharded(root: torch.nn.Module) -> bool:
-    """Return whether `fully_shard` has replaced parameters by shards."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    return fsdp is not None and any(isinstance(each, fsdp.FSDPModule) for each in root.modules())
 
 
 def _replicas(root: torch.nn.Module) -> int:

@@ -85,14 +85,14 @@ def first_rank(mesh: Any, rank: int | None = None) -> str:
 def tensor_mesh(root: torch.nn.Module) -> TensorMesh:
     """Return the mesh of a tensor-parallel model; an empty one for any other model."""
     parameters = [each for each in root.parameters() if hasattr(each, "device_mesh")]
-    is_sharded = _is_sharded(root)
+    by_fsdp = is_sharded(root)
     found = []
     for mesh in {each.device_mesh: None for each in parameters}:
         coordinate = coordinate_in(mesh, None)
         if coordinate is None:  # this rank does not belong to it
             continue
         own = [each.placements for each in parameters if each.device_mesh == mesh]
-        outer = _sharded_dimensions(own, mesh.ndim) if is_sharded else 0
+        outer = _sharded_dimensions(own, mesh.ndim) if by_fsdp else 0
         names = mesh.mesh_dim_names or [""] * mesh.ndim
         at = tuple(
             coordinate[dim] if dim < outer or _has_own_batch(name) else slice(None)
@@ -109,7 +109,7 @@ def tensor_mesh(root: torch.nn.Module) -> TensorMesh:
 def data_ranks(root: torch.nn.Module) -> tuple[int, ...]:
     """Return the data-parallel ranks of a model, each of which has its own batches.
 
-    None if neither a wrapper nor the names of a mesh tell.
+    Return none if neither a wrapper nor the names of a mesh tell.
     """
     for module in root.modules():
         if type(module).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel"):
@@ -119,7 +119,7 @@ def data_ranks(root: torch.nn.Module) -> tuple[int, ...]:
     for mesh in {each.device_mesh: None for each in parameters}:
         whole = root_mesh(mesh)
         dims = [i for i, name in enumerate(whole.mesh_dim_names or ()) if _is_data(name)]
-        if not dims and _is_sharded(root):
+        if not dims and is_sharded(root):
             own = [each.placements for each in parameters if each.device_mesh == mesh]
             whole, dims = mesh, list(range(_sharded_dimensions(own, mesh.ndim)))
         coordinate = coordinate_in(whole, None)
@@ -130,7 +130,7 @@ def data_ranks(root: torch.nn.Module) -> tuple[int, ...]:
     return found
 
 
-def _is_sharded(root: torch.nn.Module) -> bool:
+def is_sharded(root: torch.nn.Module) -> bool:
     """Return whether FSDP2 shards a model."""
     return any(base.__name__ == "FSDPModule" for m in root.modules() for base in type(m).__bases__)
 

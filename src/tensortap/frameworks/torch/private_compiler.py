@@ -68,14 +68,15 @@ def traced_caller(*skipped: str) -> Any:
 def traced_use() -> tuple[Any, torch.Tensor] | None:
     """Return the variables `hook` and `tensor` of the function that is being compiled.
 
-    Of the tensor, it is what stands for it: the same object as long as it is the same tensor. Buys:
-    the origin of a gradient that becomes non-finite in a graph. Otherwise a module is not told from
+    Instead of the tensor, return its example value, one object per tensor of the graph. Buys: the
+    origin of a gradient that becomes non-finite in a graph. Otherwise a module is not told from
     the code before it.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         known = getattr(frame.f_locals.get("self"), "symbolic_locals", {})
         if "hook" in known and "tensor" in known:
+            # another release of torch, or a variable without an example value
             with contextlib.suppress(AttributeError, KeyError, NotImplementedError):
                 tensor = known["tensor"].as_proxy().node.meta["example_value"]
                 return known["hook"].value, tensor
