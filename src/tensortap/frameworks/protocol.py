@@ -14,28 +14,29 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 
-from tensortap.buffers import Pool
 from tensortap.errors import CaptureError
-from tensortap.frameworks.experiments import ModelExperiments
-from tensortap.frameworks.grafting import GraftHooks, GraftSource
-from tensortap.frameworks.observing import (
-    Hooks,
-    ModelTracing,
-    Probe,
-    RankChannel,
-    RankStore,
-    TrackHooks,
-    TrackObserver,
-    WatchObserver,
-)
-from tensortap.frameworks.operations import OperationObserver
-from tensortap.frameworks.replaying import Training
-from tensortap.frameworks.widths import WidthTask, WidthTraining
 from tensortap.record import Shard, Summary, TensorData, Value
-from tensortap.stats.columns import Memory
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # protocols and records of other verbs than `catch`, which loads this file
     from numpy.typing import NDArray
+
+    from tensortap.buffers import Pool
+    from tensortap.frameworks.experiments import ModelExperiments
+    from tensortap.frameworks.grafting import GraftHooks, GraftSource
+    from tensortap.frameworks.observing import (
+        Hooks,
+        ModelTracing,
+        Probe,
+        RankChannel,
+        RankStore,
+        TrackHooks,
+        TrackObserver,
+        WatchObserver,
+    )
+    from tensortap.frameworks.operations import OperationObserver
+    from tensortap.frameworks.replaying import Training
+    from tensortap.frameworks.widths import WidthTask, WidthTraining
+    from tensortap.stats.columns import Memory
 
 SMALL = 16 << 10
 """Payloads up to this many bytes become `bytes`; larger ones are leased from the pool."""
