@@ -129,7 +129,7 @@ from tensortap import alerts
 
 def found_by_all(tracker, count):
     # the first rank finds them, in a thread of its own; a step here is shorter than a message
-    while tracker._observer._replicas._queue.qsize() > 4:
+    while tracker._observer._alerts._replicas._queue.qsize() > 4:
         time.sleep(0.001)
     found = torch.tensor(len([a for a in tracker.alerts if a.rule == "replicas"]))
     dist.broadcast(found, 0)
@@ -258,7 +258,7 @@ model = nn.Linear(4, 3)
 with tap.track(model, alerts=[alerts.replicas(every=1)]) as tracker:
     if rank:
         tracker.step()
-        tracker._observer._replicas.close()  # returns when everything is sent
+        tracker._observer._alerts._replicas.close()  # returns when everything is sent
     dist.barrier()
     if rank == 2:
         os._exit(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import logging
 import re
 import threading
 import time
@@ -16,11 +15,7 @@ import msgspec
 
 from tensortap import frameworks as arrays
 from tensortap import ranks
-from tensortap.alerts import Alert, AlertMonitor, record_of
-from tensortap.alerts.advice import record_of_rules
-from tensortap.alerts.alert import HINT
-from tensortap.alerts.steps import StepMonitor
-from tensortap.errors import StopTraining
+from tensortap.alerts import Alert
 from tensortap.frameworks.observing import (
     Explain,
     Observed,
@@ -45,18 +40,14 @@ from tensortap.sources.batches import (
 )
 from tensortap.sources.options import Patterns, TrackOptions
 from tensortap.sources.pending_records import PendingRecord, prefixed_tags
-from tensortap.sources.reference import ReferenceCheck
-from tensortap.sources.replicas import ReplicaCheck
 from tensortap.sources.stash import stash_of, stashed
+from tensortap.sources.tracked_alerts import TrackedAlerts
 from tensortap.sources.tracked_models import register
 from tensortap.sources.tracked_records import TrackedRecords
 from tensortap.stats import summarize
 from tensortap.stats.columns import RecordColumns, SummaryColumns
 
-log = logging.getLogger("tensortap")
-
 _OWNER = "tracker.step()"
-_MAX_ALERTS = 1000  # that are kept
 _now = time.perf_counter_ns
 _replace = msgspec.structs.replace
 
@@ -75,11 +66,10 @@ class Observer:
         self.fault = pipeline.fault
         self.active = False
         self.on = False  # whether `every` selects this step
-        self.explains = options.alerts is not False and options.alerts is not None
+        self.explains = options.has_rules
         self.skipped: Callable[[], bool] = never_skipped  # whether no optimizer made this step
         self.unseen: dict[str, str] = {}  # names that are not observed as usual, and why
         self.remarks: dict[str, str] = {}  # about names that are observed
-        self._reported: set[str] = set()  # of both
         self._whole: re.Pattern[str] | None = None  # names of tensors to keep whole
         if options.tensors is not False and options.tensors is not None:
             pattern = "" if options.tensors is True else options.tensors
@@ -87,8 +77,6 @@ class Observer:
         self._own_step = 0  # used unless another source owns the clock
         self._current: int | None = None  # the current step, once it is known
         self._first_step = 0
-        self._alerts: collections.deque[Alert] = collections.deque(maxlen=_MAX_ALERTS)
-        self._hints: collections.deque[Alert] = collections.deque(maxlen=_MAX_ALERTS)
         self._pending: collections.deque[PendingRecord] = collections.deque()
         self._stash = stash_of(options.stash, options.formats)
         values = self._whole is not None or self._stash is not None
@@ -96,18 +84,9 @@ class Observer:
         self._records = TrackedRecords(options.out_path, values)
         self._maker = ColumnMaker(self._record_of)
         self._lock = threading.RLock()  # another thread may ask for records during training
-        self._monitor: AlertMonitor | None = None
-        if self.explains:
-            self._monitor = AlertMonitor(options.alerts, on_alert=options.on_alert)
-        elif options.on_alert is not None:
-            raise ValueError("on_alert needs alerts=True, or a list of rules")
-        self._steps = StepMonitor(self._monitor.rules if self._monitor is not None else ())
-        self.checks_steps = bool(self._steps)
-        self._reference: ReferenceCheck | None = None
-        self._digests = options.digests
-        if options.reference is not None:
-            self._reference = ReferenceCheck(options.reference, options.atol, options.rtol)
-            self._digests = options.digests or self._reference.has_digests
+        self._alerts = TrackedAlerts(options, self._records, self._hand_over)
+        self.checks_steps = self._alerts.checks_steps
+        self._digests = options.digests or self._alerts.needs_digests
         self._needs_values = values or self.explains or self._digests
         self.batch: ObservedBatch | None = None
         together = options.stats and not (self._needs_values or options.ops)
@@ -118,10 +97,6 @@ class Observer:
             self.analyses = Analyses(
                 families, self._records, lambda: self.step_number, lambda: self.prefix, self.unseen
             )
-        self._replicas: ReplicaCheck | None = None
-        if self._monitor is not None and (n := self._monitor.replicas_every) is not None:
-            selected = Patterns(options.include, options.exclude)
-            self._replicas = ReplicaCheck(n, selected.wants, self._records.offer)
 
     def begin(self) -> None:
         register(self, self.options.name)
@@ -132,32 +107,16 @@ class Observer:
             first = self._records.run.next_step if self._records.run is not None else 0
         self._own_step = self._first_step = first
         pipeline.clock.begin(first)
-        if self._replicas is not None:
-            self._replicas.begin()
-        if self._reference is not None:
-            self._reference.begin()
         if self.batch is not None:
             pipeline.settlers.append(self.batch.hand_over)
         self.active = self.on = True
-        if self._monitor is not None:
-            rank, world_size = ranks.rank_and_world_size()
-            seq, now, rules = pipeline.next_seq(), time.time_ns(), self._monitor.rules
-            self._records.offer(
-                record_of_rules(
-                    rules, step=first, seq=seq, rank=rank, world_size=world_size, time_ns=now
-                )
-            )
+        self._alerts.begin(first)
 
     def end(self) -> None:
         """Stop observing, and wait for statistics that devices are still computing."""
         self.active = self.on = False
         self.settle()
-        if self._replicas is not None:
-            self._replicas.close()
-            self._poll_replicas()
-        if self._reference is not None:
-            self._reference.close()
-            self._poll_reference()
+        self._alerts.close()
         self.report_unseen()
         if self.batch is not None and self.batch.hand_over in pipeline.settlers:
             pipeline.settlers.remove(self.batch.hand_over)
@@ -237,8 +196,7 @@ class Observer:
 
     def _send_columns(self, columns: RecordColumns) -> None:
         self._records.send_columns(columns)
-        if self._reference is not None:
-            self._reference.take(columns)
+        self._alerts.see_columns(columns)
 
     def _hand_over(self) -> None:
         """Send what was observed so far, before anything that comes later gets its `seq`."""
@@ -322,7 +280,7 @@ class Observer:
     def _keeps_whole(self, record: Record) -> bool:
         if self._whole is not None and self._whole.search(record.name.removeprefix(self.prefix)):
             return True
-        return self._monitor is not None and self._monitor.keep(record.step, record.rank)
+        return self._alerts.keeps_whole(record)
 
     def poll(self) -> None:
         """Put the records whose statistics are computed, in order and without waiting."""
@@ -364,85 +322,22 @@ class Observer:
 
     def _put(self, record: Record, nbytes: int) -> None:
         self._records.send(record, nbytes)
-        if self._reference is not None:
-            self._reference.take(record, nbytes)
-        if self._monitor is not None:
-            for alert in self._monitor.see(record):
-                self._alert(alert, record.world_size)
-
-    def _alert(self, alert: Alert, world_size: int, rank: int | None = None) -> None:
-        (self._hints if alert.severity == HINT else self._alerts).append(alert)
-        self._hand_over()
-        seq, now = pipeline.next_seq(), time.time_ns()
-        record = record_of(alert, seq=seq, time_ns=now, world_size=world_size, rank=rank)
-        self._records.send(record, 0)
+        self._alerts.see(record, nbytes)
 
     def check_step(self, facts: StepFacts) -> None:
-        """Show what the current step did to the rules of steps."""
-        assert self._monitor is not None
-        rank, world_size = ranks.rank_and_world_size()
-        for alert in self._steps.check(facts, rank):
-            alert = msgspec.structs.replace(alert, name=self.prefix + alert.name)
-            if alert.severity == HINT:  # no reason to stop, or to keep tensors
-                log.info("tensortap: %s", alert)
-            else:
-                self._monitor.add(alert)
-            self._alert(alert, world_size)
-
-    # -- replicas ------------------------------------------------------------------------
+        self._alerts.check_step(facts, self.prefix)
 
     def replicas_due(self) -> bool:
-        due = self._replicas is not None and self._replicas.due(self.step_number)
-        return due and pipeline.enabled
+        return self._alerts.replicas_due(self.step_number)
 
     def compare_replicas(self, found: Iterable[ReplicatedTensor]) -> None:
-        assert self._replicas is not None
-        start = _now()
-        try:
-            self._replicas.compare(self.step_number, found, self.prefix)
-        except Exception as error:
-            pipeline.fault("replicas", error, "are not compared in this step")
-        pipeline.ledger.track(_now() - start)
-
-    def _poll_replicas(self) -> None:
-        """Take what the comparison of replicas has found: here, where training may be stopped."""
-        assert self._replicas is not None
-        assert self._monitor is not None
-        rank, world_size = ranks.rank_and_world_size()
-        for alert in self._replicas.poll():
-            self._monitor.add(alert)
-            self._alert(alert, world_size, rank)
-
-    def _poll_reference(self) -> Alert | None:
-        assert self._reference is not None
-        alert = self._reference.poll()
-        if alert is not None:
-            rank, world_size = ranks.rank_and_world_size()
-            log.warning("tensortap: %s", alert)
-            self._alert(alert, world_size, rank)
-            if self._monitor is not None:
-                self._monitor.add(alert)
-        return alert
+        self._alerts.compare_replicas(self.step_number, found, self.prefix)
 
     def report_unseen(self) -> None:
         """Log what is not observed as usual, and record an alert for each name."""
-        self._report("unseen", self.unseen, "tracking is limited for ", "tracking is limited: ")
-        self._report("remark", self.remarks, "", "")
-
-    def _report(self, rule: str, found: dict[str, str], head: str, prefix: str) -> None:
-        new = [name for name in found if f"{rule} {name}" not in self._reported]
-        if not new:
-            return
-        self._reported.update(f"{rule} {name}" for name in new)
-        names = ", ".join(self.prefix + name for name in new[:5])
-        more = f" and {len(new) - 5} more" if len(new) > 5 else ""
-        reasons = "; ".join(sorted({found[name] for name in new}))
-        log.warning("tensortap: %s%s%s: %s", head, names, more, reasons)
-        rank, world_size = ranks.rank_and_world_size()
-        for name in new:
-            full, message = self.prefix + name, f"{prefix}{found[name]}"
-            alert = Alert(rule, full, Kind.ACTIVATION, self.step_number, rank, full, message)
-            self._alert(alert, world_size)
+        step, prefix = self.step_number, self.prefix
+        self._alerts.report("unseen", self.unseen, step, prefix, limited=True)
+        self._alerts.report("remark", self.remarks, step, prefix, limited=False)
 
     def advance(self) -> None:
         """End the step; what is observed from now on belongs to the next one."""
@@ -456,16 +351,7 @@ class Observer:
         self._current = self._own_step if pipeline.clock.owner == _OWNER else None
         selected = (self._own_step - self._first_step) % self.options.every == 0
         self.on = self.active and selected
-        if self._replicas is not None:
-            self._poll_replicas()
-        if self._reference is not None:
-            self._reference.end_step()
-            if self.options.stop:
-                self._reference.wait()
-            if (alert := self._poll_reference()) is not None and self.options.stop:
-                raise StopTraining(str(alert), alert)
-        if self._monitor is not None:
-            self._monitor.check(self.skipped)
+        self._alerts.end_step(self.skipped)
 
     # -- results -------------------------------------------------------------------------
 
@@ -482,11 +368,11 @@ class Observer:
 
     @property
     def alerts(self) -> list[Alert]:
-        return list(self._alerts)
+        return list(self._alerts.alerts)
 
     @property
     def hints(self) -> list[Alert]:
-        return list(self._hints)
+        return list(self._alerts.hints)
 
     @property
     def run_path(self) -> Path | None:

@@ -71,6 +71,13 @@ class TrackOptions(NamedTuple):
         chosen_families(self.analyses)
         if self.reference is None and (self.stop or self.atol is not None or self.rtol is not None):
             raise ValueError("stop, atol and rtol need reference=, the run to compare with")
+        if self.on_alert is not None and not self.has_rules:
+            raise ValueError("on_alert needs alerts=True, or a list of rules")
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether rules look at the records and steps."""
+        return self.alerts is not False and self.alerts is not None
 
     @property
     def kinds(self) -> frozenset[Kind]:

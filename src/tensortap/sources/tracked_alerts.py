@@ -1,0 +1,190 @@
+"""The alerts of one tracker: rules, replicas on other ranks and a reference run."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from tensortap import ranks
+from tensortap.alerts import Alert, AlertMonitor, record_of
+from tensortap.alerts.advice import record_of_rules
+from tensortap.alerts.alert import HINT
+from tensortap.alerts.steps import StepMonitor
+from tensortap.errors import StopTraining
+from tensortap.frameworks.observing import ReplicatedTensor
+from tensortap.frameworks.steps import StepFacts
+from tensortap.pipeline.pipeline import pipeline
+from tensortap.record import Kind, Record
+from tensortap.sources.options import Patterns, TrackOptions
+from tensortap.sources.reference import ReferenceCheck
+from tensortap.sources.replicas import ReplicaCheck
+from tensortap.sources.tracked_records import TrackedRecords
+from tensortap.stats.columns import RecordColumns
+
+log = logging.getLogger("tensortap")
+
+_MAX_ALERTS = 1000  # that are kept
+_now = time.perf_counter_ns
+
+
+class TrackedAlerts:
+    """Shows records and steps to the rules, and records the alerts that they raise.
+
+    `hand_over` sends what was observed before an alert gets its `seq`.
+    """
+
+    def __init__(
+        self, options: TrackOptions, records: TrackedRecords, hand_over: Callable[[], None]
+    ) -> None:
+        self.alerts: collections.deque[Alert] = collections.deque(maxlen=_MAX_ALERTS)
+        self.hints: collections.deque[Alert] = collections.deque(maxlen=_MAX_ALERTS)
+        self._records, self._hand_over = records, hand_over
+        self._stops = options.stop
+        self._reported: set[tuple[str, str]] = set()  # rules and names
+        self._monitor: AlertMonitor | None = None
+        self._replicas: ReplicaCheck | None = None
+        if options.has_rules:
+            self._monitor = AlertMonitor(options.alerts, on_alert=options.on_alert)
+            if (every := self._monitor.replicas_every) is not None:
+                selected = Patterns(options.include, options.exclude)
+                self._replicas = ReplicaCheck(every, selected.wants, records.offer)
+        self._steps = StepMonitor(self._monitor.rules if self._monitor is not None else ())
+        self._reference: ReferenceCheck | None = None
+        if options.reference is not None:
+            self._reference = ReferenceCheck(options.reference, options.atol, options.rtol)
+
+    @property
+    def checks_steps(self) -> bool:
+        return bool(self._steps)
+
+    @property
+    def needs_digests(self) -> bool:
+        """Whether the reference run has digests to compare with."""
+        return self._reference is not None and self._reference.has_digests
+
+    def begin(self, step: int) -> None:
+        """Start the comparisons, and record which rules there are."""
+        if self._replicas is not None:
+            self._replicas.begin()
+        if self._reference is not None:
+            self._reference.begin()
+        if self._monitor is not None:
+            rank, world_size = ranks.rank_and_world_size()
+            seq, now, rules = pipeline.next_seq(), time.time_ns(), self._monitor.rules
+            self._records.offer(
+                record_of_rules(
+                    rules, step=step, seq=seq, rank=rank, world_size=world_size, time_ns=now
+                )
+            )
+
+    def close(self) -> None:
+        """End the comparisons, and take their last alerts."""
+        if self._replicas is not None:
+            self._replicas.close()
+            self._poll_replicas()
+        if self._reference is not None:
+            self._reference.close()
+            self._poll_reference()
+
+    def keeps_whole(self, record: Record) -> bool:
+        """Return whether an alert asked for whole tensors from this step on."""
+        return self._monitor is not None and self._monitor.keep(record.step, record.rank)
+
+    def see(self, record: Record, nbytes: int) -> None:
+        """Show a record to the rules, and to the comparison with the reference."""
+        if self._reference is not None:
+            self._reference.take(record, nbytes)
+        if self._monitor is not None:
+            for alert in self._monitor.see(record):
+                self._record(alert, record.world_size)
+
+    def see_columns(self, columns: RecordColumns) -> None:
+        if self._reference is not None:
+            self._reference.take(columns)
+
+    def check_step(self, facts: StepFacts, prefix: str) -> None:
+        """Show what the current step did to the rules of steps."""
+        assert self._monitor is not None
+        rank, world_size = ranks.rank_and_world_size()
+        for alert in self._steps.check(facts, rank):
+            alert = msgspec.structs.replace(alert, name=prefix + alert.name)
+            if alert.severity == HINT:  # no reason to stop, or to keep tensors
+                log.info("tensortap: %s", alert)
+            else:
+                self._monitor.add(alert)
+            self._record(alert, world_size)
+
+    def end_step(self, skipped: Callable[[], bool]) -> None:
+        """Take the alerts of the comparisons: here, where training may be stopped."""
+        if self._replicas is not None:
+            self._poll_replicas()
+        if self._reference is not None:
+            self._reference.end_step()
+            if self._stops:
+                self._reference.wait()
+            if (alert := self._poll_reference()) is not None and self._stops:
+                raise StopTraining(str(alert), alert)
+        if self._monitor is not None:
+            self._monitor.check(skipped)
+
+    def replicas_due(self, step: int) -> bool:
+        return self._replicas is not None and self._replicas.due(step) and pipeline.enabled
+
+    def compare_replicas(self, step: int, found: Iterable[ReplicatedTensor], prefix: str) -> None:
+        assert self._replicas is not None
+        start = _now()
+        try:
+            self._replicas.compare(step, found, prefix)
+        except Exception as error:
+            pipeline.fault("replicas", error, "are not compared in this step")
+        pipeline.ledger.track(_now() - start)
+
+    def report(
+        self, rule: str, found: Mapping[str, str], step: int, prefix: str, limited: bool
+    ) -> None:
+        """Log new reasons by name, and record an alert for each name."""
+        new = [name for name in found if (rule, name) not in self._reported]
+        if not new:
+            return
+        self._reported.update((rule, name) for name in new)
+        names = ", ".join(prefix + name for name in new[:5])
+        more = f" and {len(new) - 5} more" if len(new) > 5 else ""
+        reasons = "; ".join(sorted({found[name] for name in new}))
+        head = "tracking is limited for " if limited else ""
+        log.warning("tensortap: %s%s%s: %s", head, names, more, reasons)
+        rank, world_size = ranks.rank_and_world_size()
+        for name in new:
+            full = prefix + name
+            message = f"tracking is limited: {found[name]}" if limited else found[name]
+            alert = Alert(rule, full, Kind.ACTIVATION, step, rank, full, message)
+            self._record(alert, world_size)
+
+    def _poll_replicas(self) -> None:
+        assert self._replicas is not None
+        assert self._monitor is not None
+        rank, world_size = ranks.rank_and_world_size()
+        for alert in self._replicas.poll():
+            self._monitor.add(alert)
+            self._record(alert, world_size, rank)
+
+    def _poll_reference(self) -> Alert | None:
+        assert self._reference is not None
+        alert = self._reference.poll()
+        if alert is not None:
+            rank, world_size = ranks.rank_and_world_size()
+            log.warning("tensortap: %s", alert)
+            self._record(alert, world_size, rank)
+            if self._monitor is not None:
+                self._monitor.add(alert)
+        return alert
+
+    def _record(self, alert: Alert, world_size: int, rank: int | None = None) -> None:
+        (self.hints if alert.severity == HINT else self.alerts).append(alert)
+        self._hand_over()
+        seq, now = pipeline.next_seq(), time.time_ns()
+        record = record_of(alert, seq=seq, time_ns=now, world_size=world_size, rank=rank)
+        self._records.send(record, 0)
