@@ -24,6 +24,7 @@ from tensortap.frameworks.torch.layers import LayerHooks
 from tensortap.frameworks.torch.meshes import is_sharded
 from tensortap.frameworks.torch.names import Names
 from tensortap.frameworks.torch.optimizers import FoundOptimizer, parameters_of
+from tensortap.frameworks.torch.shard_gradients import ShardGradients
 from tensortap.frameworks.torch.shards import local_part, observed
 from tensortap.frameworks.torch.tensors import has_values
 from tensortap.record import Kind
@@ -55,11 +56,20 @@ class AnalysisHooks:
         self._undo: list[Callable[[], object]] = []
         self._replicas = 1
         self._layers = LayerHooks(root, observer, self._listener)
+        self._is_sharded = False
         self._passes: set[int] = set()  # backward passes of this step
 
     def attach(self) -> None:
         modules = list(Names(self._root).modules())
         self._replicas = _replicas(self._root)
+        self._is_sharded = is_sharded(self._root)
+        if self._is_sharded and self._listener.wants("gradient"):
+            shards = ShardGradients(
+                self._root, self._named(), self._on_shard_gradient, self._guarded
+            )
+            self._replicas = shards.ranks
+            shards.attach()
+            self._undo.append(shards.detach)
         self._listener.attach(ModelFacts(self._root, modules[0][0], self._replicas))
         self._layers.attach(modules)
         if self._listener.wants("gradient") or self._listener.wants("after_backward"):
@@ -68,7 +78,7 @@ class AnalysisHooks:
                     look = functools.partial(self._on_gradient, name, weakref.ref(parameter))
                     hide_from_compiler(look)
                     self._undo.append(parameter.register_hook(look).remove)
-            if is_sharded(self._root):  # hooks on its parameters are never called
+            if self._is_sharded:  # hooks on its parameters are never called
                 begin = functools.partial(self._on_root_output)
                 hide_from_compiler(begin)
                 self._undo.append(self._root.register_forward_hook(begin).remove)
@@ -102,7 +112,8 @@ class AnalysisHooks:
         if not self._observer.capturing:
             return
         try:
-            if self._wants(name) and self._listener.wants("gradient"):
+            # in a sharded model, this is a parameter that FSDP does not average
+            if self._wants(name) and self._listener.wants("gradient") and not self._is_sharded:
                 parameter = of()
                 if parameter is not None and parameter.grad is None and self._replicas == 1:
                     self._listener.gradient(name, None)
@@ -111,6 +122,17 @@ class AnalysisHooks:
             self._note_pass()
         except Exception as error:
             self._observer.fault(name, error)
+
+    def _on_shard_gradient(self, name: str, gradient: torch.Tensor, factor: float) -> None:
+        if self._wants(name) and (array := self._array(gradient)) is not None:
+            self._listener.gradient(name, array if factor == 1 else factor * array.astype(float))
+
+    def _guarded(self, look: Callable[..., None], *args: Any) -> None:
+        if self._observer.capturing:
+            try:
+                look(*args)
+            except Exception as error:
+                self._observer.fault("analyses", error)
 
     def _on_root_output(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if self._observer.capturing:

@@ -92,7 +92,7 @@ def tensor_mesh(root: torch.nn.Module) -> TensorMesh:
         if coordinate is None:  # this rank does not belong to it
             continue
         own = [each.placements for each in parameters if each.device_mesh == mesh]
-        outer = _sharded_dimensions(own, mesh.ndim) if by_fsdp else 0
+        outer = sharded_dimensions(own, mesh.ndim) if by_fsdp else 0
         names = mesh.mesh_dim_names or [""] * mesh.ndim
         at = tuple(
             coordinate[dim] if dim < outer or _has_own_batch(name) else slice(None)
@@ -121,7 +121,7 @@ def data_ranks(root: torch.nn.Module) -> tuple[int, ...]:
         dims = [i for i, name in enumerate(whole.mesh_dim_names or ()) if _is_data(name)]
         if not dims and is_sharded(root):
             own = [each.placements for each in parameters if each.device_mesh == mesh]
-            whole, dims = mesh, list(range(_sharded_dimensions(own, mesh.ndim)))
+            whole, dims = mesh, list(range(sharded_dimensions(own, mesh.ndim)))
         coordinate = coordinate_in(whole, None)
         if coordinate is None:
             continue
@@ -132,10 +132,15 @@ def data_ranks(root: torch.nn.Module) -> tuple[int, ...]:
 
 def is_sharded(root: torch.nn.Module) -> bool:
     """Return whether FSDP2 shards a model."""
-    return any(base.__name__ == "FSDPModule" for m in root.modules() for base in type(m).__bases__)
+    return any(map(is_sharded_module, root.modules()))
 
 
-def _sharded_dimensions(placements: list[Any], ndim: int) -> int:
+def is_sharded_module(module: torch.nn.Module) -> bool:
+    """Return whether `fully_shard` was applied to this very module."""
+    return any(base.__name__ == "FSDPModule" for base in type(module).__bases__)
+
+
+def sharded_dimensions(placements: list[Any], ndim: int) -> int:
     """Return over how many dimensions FSDP splits parameters; it puts its own in front."""
     split = [all(hasattr(each[dim], "dim") for each in placements) for dim in range(ndim)]
     return split.index(True) + 1 if True in split else ndim

@@ -79,6 +79,17 @@ def after_backward(call: Callable[[], None]) -> None:
     engine.queue_callback(lambda: engine.queue_callback(call))
 
 
+def gradient_divisor(module: torch.nn.Module) -> float | None:
+    """Return by what FSDP divides sums of gradients in a module; None for the number of ranks.
+
+    Buys: the noise of gradients where a program calls `set_gradient_divide_factor`. Otherwise sums
+    are taken for averages there.
+    """
+    state = getattr(module, "_get_fsdp_state", lambda: None)()
+    groups = getattr(state, "_fsdp_param_groups", ())
+    return next((getattr(each, "gradient_divide_factor", None) for each in groups), None)
+
+
 def script_as(function: Callable[..., Any], original: Callable[..., Any]) -> None:
     """Make TorchScript take a function, which must live forever, for the one that it replaces.
 

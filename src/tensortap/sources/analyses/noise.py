@@ -18,6 +18,9 @@ from tensortap.sources.analyses.analysis import Analysis, Give
 from tensortap.stats.norms import squares
 
 _DECAY = 0.9  # of averages over observed steps
+_NOT_AVERAGED = (
+    "left out {} parameters, such as {}: no gradients of micro-batches or ranks were seen"
+)
 
 
 class NoiseEstimate(NamedTuple):
@@ -48,6 +51,7 @@ class GradientNoise(Analysis):
         self._new: list[str] = []  # names that had no gradient before this pass
         self._passes = 0
         self._averages: dict[str, NoiseEstimate] = {}
+        self._placements: dict[str, str] = {}
 
     def detach(self) -> None:
         super().detach()
@@ -62,6 +66,7 @@ class GradientNoise(Analysis):
     def after_backward(self, found: TrainedParameters) -> None:
         self._passes += 1
         self._total = found.gradient_squares
+        self._placements = {each.name: each.placements for each in found}
         for name in self._new:
             if name in self._total:
                 self._single[name] = self._single.get(name, 0.0) + self._total[name]
@@ -79,19 +84,24 @@ class GradientNoise(Analysis):
                 average = self._average(name, each)
                 if average.noise > 0:
                     numbers = {"grad_snr": average.signal / average.noise}
-                    self.give(Kind.WEIGHT_GRADIENT, name, numbers)
+                    self.give(Kind.WEIGHT_GRADIENT, name, numbers, self._placements[name])
             if found:
-                self._give_model(NoiseEstimate(*map(sum, zip(*found.values(), strict=True))))
+                sharded = " ".join(sorted({self._placements[name] for name in found} - {""}))
+                total = NoiseEstimate(*map(sum, zip(*found.values(), strict=True)))
+                self._give_model(total, sharded)
+            missing = [name for name, total in self._total.items() if total and name not in found]
+            if missing:
+                self.unseen["noise"] = _NOT_AVERAGED.format(len(missing), missing[0])
         self._single.clear()
         self._new.clear()
         self._total, self._passes = {}, 0
 
-    def _give_model(self, total: NoiseEstimate) -> None:
+    def _give_model(self, total: NoiseEstimate, placements: str) -> None:
         average = self._average("", total)
         numbers = {"grad_signal": total.signal, "grad_noise": total.noise}
         if average.signal > 0:
             numbers["noise_scale"] = average.noise / average.signal
-        self.give_model(numbers)
+        self.give_model(numbers, placements)
 
     def _average(self, name: str, new: NoiseEstimate) -> NoiseEstimate:
         """Return averages over steps, in which later ones count more."""
