@@ -130,12 +130,15 @@ def test_shows_nothing_that_a_link_leads_to(tmp_path, record_property):
         assert not any((array == SECRET).any() for array in found), name
 
 
-def million_names(folder: Path) -> Path:
+NAMES = 200_000
+
+
+def many_names(folder: Path) -> Path:
     """Write a run with as many names as records, in tables as large as those of a long run."""
     run = corpus.good_run(folder, sealed=True)
     row = pq.read_table(corpus.part_of(run)).slice(0, 1)
     kind = row.column("kind")[0].as_py()
-    size = 62_500
+    size = NAMES // 16
     for part in range(16):
         numbers = range(part * size, (part + 1) * size)
         names = [f"model.layers.{i}.weight" for i in numbers]
@@ -167,13 +170,13 @@ def seconds(*arguments: str) -> float:
         [sys.executable, *arguments],
         capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True,
     )  # fmt: skip
-    assert "1,000,000" in done.stdout
+    assert f"{NAMES:,}" in done.stdout
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
 
 
-def test_a_million_names(tmp_path):
-    """Showing a run takes about as long as reading its names: under 5 s on a quiet machine."""
-    run = str(million_names(tmp_path))
+def test_many_names(tmp_path):
+    """Showing a run takes about as long as reading its names."""
+    run = str(many_names(tmp_path))
     bare = seconds("-c", READ_NAMES, run)
     for arguments in (["ls", str(tmp_path)], ["show", run]):
         assert any(seconds("-m", "tensortap", *arguments) < 4 * bare for _ in range(3))

@@ -139,52 +139,27 @@ PROGRAM = """
 """
 
 
-@pytest.fixture(scope="module")
-def result(run_python, tmp_path_factory):
-    """What one process finds, and what forks of it find after they have patched something."""
+@pytest.mark.slow
+def test_finds_patches_and_nothing_else(run_python, tmp_path):
+    """In one process, and in forks of it that have patched something; its imports take seconds."""
     statements = ["\n".join(patches) for patches in ROUNDS]
-    out = run_python(tmp_path_factory.mktemp("patches"), PROGRAM, json.dumps(statements))
-    return json.loads(out.splitlines()[-1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(ROUNDS)))
-def test_finds_patches(result, number):
-    found = result["patches"][number]
-    assert {where: m["kind"] for where, m in found.items()} == dict(ROUNDS[number].values())
-    assert {key for m in found.values() for key in m} == {
-        "kind", "by", "module", "file", "line", "original",
-    }  # fmt: skip
-
-
-@pytest.mark.slow
-def test_describes_patch(result):
-    found = result["patches"][0][f"{LINEAR}.forward"]
-    assert found["by"] == "__main__.new"
-    assert found["module"] == "__main__"
-    assert found["file"].endswith("train.py")
-    assert found["line"] == 13
-    assert "torch/nn/modules/linear.py:" in found["original"]
-
-
-@pytest.mark.slow
-def test_finds_patch_made_before_tensortap_was_imported(result):
-    assert result["early"] == ["textwrap.shorten"]
-
-
-@pytest.mark.slow
-def test_raises_no_false_alarm(result):
+    out = run_python(tmp_path, PROGRAM, json.dumps(statements))
+    result = json.loads(out.splitlines()[-1])
+    assert result["early"] == ["textwrap.shorten"]  # made before tensortap was imported
     assert result["quiet"] == []
-
-
-@pytest.mark.slow
-def test_triggers_nothing_lazy(result):
     assert result["lazy"] == "_LazyModule"
     assert result["imported"] == []
-
-
-@pytest.mark.slow
-def test_works_in_short_slices(result):
+    for wanted, found in zip(ROUNDS, result["patches"], strict=True):
+        assert {where: m["kind"] for where, m in found.items()} == dict(wanted.values())
+        assert {key for m in found.values() for key in m} == {
+            "kind", "by", "module", "file", "line", "original",
+        }  # fmt: skip
+    described = result["patches"][0][f"{LINEAR}.forward"]
+    assert described["by"] == "__main__.new"
+    assert described["module"] == "__main__"
+    assert described["file"].endswith("train.py")
+    assert described["line"] == 13
+    assert "torch/nn/modules/linear.py:" in described["original"]
     assert result["took"] < 4.0  # seconds; 0.9 on an idle machine
     slices = result["slices"]
     assert slices[len(slices) * 99 // 100] < 0.002

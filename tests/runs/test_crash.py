@@ -44,26 +44,27 @@ for seq in range(100_000):
 """
 
 
-@pytest.mark.parametrize("round_", range(6))
 @pytest.mark.fault("kill -9 of a program that writes a run")
-def test_kill_9_keeps_what_was_flushed(tmp_path, round_):
-    run = make_run(tmp_path, 1)
+def test_kill_9_keeps_what_was_flushed(tmp_path, rounds):
+    """While tables are sealed; test_faults.py kills whole programs."""
     root = Path(__file__).parents[2]
     env = dict(os.environ, PYTHONPATH=f"{root / 'src'}:{root}")
-    writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(run)], env=env, stdout=subprocess.PIPE, text=True
-    )
-    first = writer.stdout.readline()
-    assert first.strip() == "0"
-    time.sleep(random.Random(round_).uniform(0.0, 0.4))  # a different moment in each round
-    writer.send_signal(signal.SIGKILL)
-    confirmed = [0, *map(int, writer.communicate()[0].split())]
-    reader = RunReader(run)
-    found = [reader.load(head) for head in reader.new_records()]
-    assert [r.seq for r in found] == list(range(len(found)))  # a prefix, without holes
-    assert len(found) > max(confirmed)
-    for record in (*found[:3], *found[-20:]):
-        assert (rebuild(record.value) == record.seq).all()
+    for number in range(rounds(2, 6)):
+        run = make_run(tmp_path / str(number), 1)
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(run)], env=env, stdout=subprocess.PIPE, text=True
+        )
+        first = writer.stdout.readline()
+        assert first.strip() == "0"
+        time.sleep(random.Random(number).uniform(0.0, 0.4))  # a different moment in each round
+        writer.send_signal(signal.SIGKILL)
+        confirmed = [0, *map(int, writer.communicate()[0].split())]
+        reader = RunReader(run)
+        found = [reader.load(head) for head in reader.new_records()]
+        assert [r.seq for r in found] == list(range(len(found)))  # a prefix, without holes
+        assert len(found) > max(confirmed)
+        for record in (*found[:3], *found[-20:]):
+            assert (rebuild(record.value) == record.seq).all()
 
 
 @pytest.fixture(scope="module")
