@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import msgspec
 import numpy as np
 import pytest
@@ -10,9 +12,11 @@ import tensortap as tap
 from tensortap import alerts
 from tensortap.alerts import Alert, record_of
 from tensortap.alerts.rank_rules import RankLimits
+from tensortap.history import History
 from tensortap.record import Kind, Record, Shard
 from tensortap.stats import summarize_array
 from tensortap.table.rank_alerts import LiveRanks, RunRanks, rank_alerts
+from tensortap.table.rank_monitor import RankMonitor
 from tensortap.table.table import table_of
 from tests.viz.conftest import RunWriter
 
@@ -168,6 +172,49 @@ def test_a_run_that_grows_is_compared_piece_by_piece():
             found = ranks.alerts()
             assert len(found) <= 2
     assert found == whole
+
+
+def far_job():
+    """Return the records of a job with a metric, in which a rank is far from the others."""
+    loss = Record("loss", Kind.METRIC, 0, 0, 0, 0, 8, 0, value=1.0)
+    return [loss, *job(size=lambda rank, *_: 5.0 if rank == 6 else 1.0)]
+
+
+def test_a_run_may_grow_while_its_ranks_are_compared(monkeypatch):
+    """Its records get new names meanwhile, which must not change those of the others."""
+    wanted = rank_alerts(table_of(far_job()))
+    table, compare = table_of([]), RankMonitor.compare
+    table.append(far_job())
+
+    def growing(self, found):
+        table.append([Record(f"new {found.step}", Kind.METRIC, 12, 0, 500, 0, 8, 0, value=1.0)])
+        return compare(self, found)
+
+    monkeypatch.setattr(RankMonitor, "compare", growing)
+    assert RunRanks(table).alerts() == wanted
+    assert [(alert.rule, alert.name) for alert in wanted] == [("outlier", "first")]
+
+
+def test_a_session_does_not_start_over_while_its_ranks_are_compared(monkeypatch):
+    wanted = rank_alerts(table_of(far_job()))
+    history = History(1 << 20)
+    history.write(far_job())
+    table, compare, refreshing = table_of(history), RankMonitor.compare, []
+
+    def evicting(self, found):
+        if not refreshing:
+            history.bound = 10_000
+            history.write(list(job(1)))
+            table._limit = 0
+            refreshing.append(threading.Thread(target=table.refresh))
+            refreshing[0].start()
+            refreshing[0].join(0.2)  # it waits for the lock
+        return compare(self, found)
+
+    monkeypatch.setattr(RankMonitor, "compare", evicting)
+    assert rank_alerts(table) == wanted
+    refreshing[0].join()
+    assert len(table) < len(far_job())
 
 
 def test_limits_of_rules_about_ranks(tmp_path):

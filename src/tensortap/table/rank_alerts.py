@@ -31,7 +31,7 @@ from tensortap.table.rank_monitor import (
     is_alike,
 )
 from tensortap.table.shard_keys import LAYOUT, SHARD
-from tensortap.table.table import Table
+from tensortap.table.table import Table, locked
 
 if TYPE_CHECKING:
     from tensortap.table.sources import Integers
@@ -54,12 +54,9 @@ class RunRanks:
     def __init__(
         self, table: Table, limits: RankLimits | None = None, *, world_size: int = 0
     ) -> None:
-        self._table, self._limits, self._world_size = table, limits, world_size
-        self._start()
-
-    def _start(self) -> None:
-        self._monitor = RankMonitor(self._limits)
-        self._generation, self._examined = self._table.generation, 0
+        self._table, self._world_size = table, world_size
+        self._monitor = RankMonitor(limits)
+        self._examined = 0  # rows
         self._open = np.empty(0, np.int64)  # rows of steps for which records may be missing
         self._closed = -1  # the last step that was compared
         self._alerts: list[Alert] = []
@@ -71,13 +68,10 @@ class RunRanks:
         with table.lock:
             if len(table.ranks()) < 2:
                 return []
-            if table.generation != self._generation:
-                self._start()
-                monitor = self._monitor
             rows = _compared_rows(table, self._examined)
             self._examined = len(table)
-        # without the lock, so that others can read the table: reported rows do not change
-        self._group(rows)
+            self._group(rows)
+        # without the lock, so that others can read the table: reported rows of a run do not change
         for rank, step, time_ns in _arrivals(table, rows):
             monitor.reach(rank, step, time_ns)
         late = list(monitor.all_late())
@@ -114,6 +108,7 @@ class RunRanks:
         return rows[is_closed], rows[~is_closed]
 
 
+@locked  # a table of a live session may start over
 def rank_alerts(table: Table, limits: RankLimits | None = None) -> list[Alert]:
     """Return alerts about the ranks of a run, by step."""
     return RunRanks(table, limits).alerts()
@@ -190,7 +185,8 @@ def _steps(table: Table, rows: Integers) -> Iterator[StepStatistics]:
     bad = (table.nonfinite(rows) > 0) | ~np.isfinite(value)
     known = ~np.isnan(value) | (table.nonfinite(rows) > 0) | table.has_number(rows)
     rows, value, bad = rows[known], np.where(bad, np.nan, value)[known], bad[known]
-    series = table.kind[rows].astype(np.int64) * len(table.names) + table.name[rows]
+    count = len(table.names)  # another thread may add some meanwhile
+    series = table.kind[rows].astype(np.int64) * count + table.name[rows]
     edges = np.flatnonzero(np.diff(table.step[rows])) + 1
     for start, stop in itertools.pairwise([0, *edges.tolist(), len(rows)]):
         if start == stop:
@@ -203,7 +199,7 @@ def _steps(table: Table, rows: Integers) -> Iterator[StepStatistics]:
         values[row, column] = value[start:stop]  # of several calls, the last
         nonfinite = np.zeros(values.shape, np.bool_)
         nonfinite[row, column] = bad[start:stop]
-        kinds, names = np.divmod(codes[order], len(table.names))
+        kinds, names = np.divmod(codes[order], count)
         tensors = [
             (Kind(table.kinds[kind]), table.names[name])
             for kind, name in zip(kinds.tolist(), names.tolist(), strict=True)
