@@ -40,7 +40,7 @@ def trained(folder, *, bug: bool, **options):
 
 @pytest.fixture(scope="module")
 def bad_run(tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("bad"), bug=True, alerts=True, analyses=True)
+    return trained(tmp_path_factory.mktemp("bad"), bug=True, alerts=True, analyses=["norms"])
 
 
 def states(path, **options):

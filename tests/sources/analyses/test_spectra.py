@@ -10,6 +10,7 @@ from torch import nn
 
 import tensortap as tap
 from tensortap.record import Kind
+from tensortap.sources.analyses.spectra import SpectraWorker
 from tensortap.stats.spectra import spectrum
 from tests.processes import gone, wait_for
 
@@ -112,3 +113,15 @@ def test_a_step_that_comes_too_early_is_left_out(monkeypatch):
             tracker.step()
     assert sent == [["weight"]]
     assert "had not finished" in tracker.unseen["spectra"]
+
+
+def test_the_last_results_do_not_yield_to_other_programs():
+    """Training has ended; whatever else keeps the processors busy would keep the worker waiting."""
+    if os.geteuid():
+        pytest.skip("only root may raise the priority of a process")
+    worker = SpectraWorker([], 64)
+    (pid,) = workers()
+    assert os.sched_getscheduler(pid) == os.SCHED_IDLE
+    assert worker.finish(0)
+    assert os.sched_getscheduler(pid) == os.sched_getscheduler(0)
+    worker.close()

@@ -24,14 +24,8 @@ from tensortap.sources.analyses.analysis import Analysis, Give
 from tensortap.stats.norms import Movement, movements
 
 PATIENCE = 20.0  # seconds that the end waits for the last results
-# training goes first from the beginning: imports take longer than anything else
 _START = """
-import contextlib, os, sys
-try:
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-except (AttributeError, OSError):
-    with contextlib.suppress(AttributeError, OSError):
-        os.nice(19)
+import sys
 sys.path[0] = {root!r}
 from tensortap.sources.analyses.spectra_worker import main
 main({fd})
@@ -66,6 +60,7 @@ class SpectraWorker:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )  # fmt: skip
+        self._yield_to_training()
         self._reader = threading.Thread(target=self._read, name="tensortap-spectra", daemon=True)
         self._reader.start()
 
@@ -78,6 +73,25 @@ class SpectraWorker:
             else:
                 self.results.append(tuple(result))
         self.idle.set()
+
+    def _yield_to_training(self) -> None:
+        """Let training go first from the beginning: imports take longer than anything else."""
+        pid = self._process.pid
+        try:
+            os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
+        except (AttributeError, OSError):
+            with contextlib.suppress(AttributeError, OSError):
+                os.setpriority(os.PRIO_PROCESS, pid, 19)
+
+    def finish(self, timeout: float) -> bool:
+        """Wait for the last results; return whether they have come.
+
+        Nothing is left to yield to: on a busy machine, an idle process would wait for the others.
+        """
+        with contextlib.suppress(AttributeError, OSError):  # some systems allow only less priority
+            scheduler, param = os.sched_getscheduler(0), os.sched_getparam(0)
+            os.sched_setscheduler(self._process.pid, scheduler, param)
+        return self.idle.wait(timeout)
 
     @property
     def alive(self) -> bool:
@@ -175,7 +189,7 @@ class Spectra(Analysis):
     def detach(self) -> None:
         worker, self._worker = self._worker, None
         if worker is not None:
-            if not worker.idle.wait(PATIENCE):
+            if not worker.finish(PATIENCE):
                 self.unseen["spectra"] = (
                     f"the worker had not finished {PATIENCE:g} seconds after the end of training"
                 )
