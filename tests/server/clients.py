@@ -134,7 +134,10 @@ class RawClient:
         """Send a batch with this body."""
         number = next(self.numbers) if number is None else number
         fields = {"body_nbytes": len(body), "cost": 0, **fields}
-        self.send_message(wire.RECORDS, wire.Batch(number, **fields), body)
+        whole = len(body) <= wire.CHUNK_NBYTES
+        self.send_message(wire.RECORDS, wire.Batch(number, **fields), body if whole else b"")
+        for frames in () if whole else wire.chunks(number, wire.BODY, memoryview(body)):
+            self.send(*frames)
         return number
 
 

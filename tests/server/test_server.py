@@ -288,10 +288,7 @@ def test_rejects_chunks_without_a_batch(server, bystander, raw):
 
 def test_large_body_in_chunks(server, bystander, raw):
     body = pack([record("long", "x" * (3 * MIB))])
-    header = wire.Batch(1, len(body), 0)
-    raw.send_message(wire.RECORDS, header, b"")
-    for offset in range(0, len(body), MIB):
-        raw.send_message(wire.CHUNK, wire.Chunk(1, wire.BODY, offset), body[offset : offset + MIB])
+    raw.send_batch(body)
     assert raw.receive_a(wire.Ack).rejected == ()
     assert server.history.records("long")[0].value == "x" * (3 * MIB)
 

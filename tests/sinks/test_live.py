@@ -9,10 +9,13 @@ from tensortap.buffers import Pool
 from tensortap.frameworks import rebuild, snapshot
 from tensortap.history import History
 from tensortap.pipeline.ledger import Ledger
+from tensortap.pipeline.pipeline import Pipeline
 from tensortap.pipeline.queue import Queue
 from tensortap.record import TensorData
 from tensortap.server.server import Server
+from tensortap.sinks import live
 from tensortap.sinks.live import Flight, LiveSink
+from tensortap.wire import messages as wire
 from tensortap.wire.address import Address
 from tests.sinks.contract import SinkContract, put, record
 
@@ -127,6 +130,34 @@ def test_encrypts_small_records_only_on_their_way_to_another_host(
     assert put(queue, record("small", value), 8000).wait(10)
     assert rebuild(server.history.records("small")[0].value).tobytes() == content
     assert any(content in b"".join(map(bytes, frames)) for frames in sent) is not arena
+
+
+@pytest.mark.parametrize("arena", [True, False])
+def test_sends_more_tensors_than_a_header_can_name(server, connect, arena, monkeypatch):
+    one = wire.External(1 << 62, 1 << 62, 1 << 62)
+    header = wire.Batch(1 << 62, 1 << 62, 1 << 50, (one,) * live._MOST_BLOCKS)
+    assert len(wire.message(wire.RECORDS, header)[1]) + 10_000 < wire.LARGEST_FRAME
+    monkeypatch.setattr(live, "_MOST_BLOCKS", 2)
+    pool = Pool()
+    queue = connect(pool, arena=arena)
+    arrays = {str(i): np.full(20_000, i, np.uint8) for i in range(5)}
+    assert put(queue, record("x", snapshot(arrays, pool)[0]), 100_000).wait(10)
+    arrived = rebuild(server.history.records("x")[0].value)
+    assert all(np.array_equal(arrived[name], arrays[name]) for name in arrays)
+
+
+def test_sends_longer_names_than_a_header_can_hold(server, connect):
+    pipeline, queue = Pipeline(), connect()
+    pipeline.attach(queue)
+    names = [f"{i}" * 40_000 for i in range(20)]
+    for name in [*names, *names]:  # the first catch takes another path
+        counter = pipeline.counters.of(name)
+        number = counter.tick()
+        if pipeline.fast(0.5, name, number, 0, number) is None:
+            pipeline.capture(0.5, counter, number)
+    assert queue.flush(10)
+    assert [len(server.history.records(name)) for name in names] == [2] * 20
+    assert not any(queue.ledger.reasons().values())
 
 
 def test_abandons_an_arena_that_a_stopped_server_may_still_read(server, connect):

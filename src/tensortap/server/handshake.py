@@ -1,8 +1,8 @@
 """The sockets of a server, and connections that have not completed the handshake.
 
 CURVE proves that a client has the key before ZeroMQ delivers any message of it. Until then, and
-until its hello, a connection may send only a few KiB and has a deadline. What else it may hold is
-nothing: libzmq reads single commands of the handshake.
+until its hello, a connection may send only a few KiB and has a deadline. It never holds more than
+one frame, even if nobody has looked at it yet: libzmq reads single commands of the handshake.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def bind_router(
     router.rcvbuf = 1 << 20
     router.backlog = 1024
     router.router_mandatory = True
-    router.maxmsgsize = wire.LARGEST_MESSAGE
+    router.maxmsgsize = wire.LARGEST_FRAME
     router.ipv6 = ":" in address.host
     router.set(zmq.HEARTBEAT_IVL, 3000)
     router.set(zmq.HEARTBEAT_TIMEOUT, 15000)

@@ -315,5 +315,5 @@ def _frames_of_reply(query: wire.Query, answer: Callable[[], bytes]) -> Iterator
     except Exception as problem:
         log.exception("tensortap: failed to answer a viewer")
         error = repr(problem)
-    yield [*wire.message(wire.REPLY, wire.Reply(query.id, error, len(body)))]
+    yield [*wire.message(wire.REPLY, wire.Reply(query.id, error[:10_000], len(body)))]
     yield from wire.chunks(query.id, wire.BODY, memoryview(body))

@@ -33,6 +33,8 @@ log = logging.getLogger("tensortap")
 
 _LARGEST_BODY = 256 << 10  # bytes of small records in one batch
 _LARGEST_BATCH = 4 << 20  # bytes of all records in one batch, if there are several
+_MOST_BLOCKS = 32 << 10  # of a batch; the header names each, in at most 28 bytes
+_LONGEST_NAMES = 128 << 10  # characters of all names in the header of a batch
 _PATIENCE = 30.0  # seconds that unsent records wait for a server that went away
 _ROOM_TIMEOUT = 0.5  # seconds to wait for a server to return blocks of the arena
 
@@ -262,7 +264,9 @@ class LiveSink(Sink):
     def _send(self, entries: list[Entry]) -> None:
         blocks: list[Any] = []
 
-        def external(block: Any) -> int:
+        def external(block: Any) -> int | bytes:
+            if len(blocks) == _MOST_BLOCKS:
+                return bytes(block.view)
             blocks.append(self.arena.in_place(block, self._await_blocks))
             return len(blocks) - 1
 
@@ -282,7 +286,9 @@ class LiveSink(Sink):
     def _send_block(self, block: RecordBlock) -> None:
         if not len(block):  # an error kept its first record out
             return
-        if block.weight > self._largest:  # the session can hold some of the records
+        names = sum([len(column[0]) for column in block.columns])
+        # the session can hold some of the records; a body has room for names that a header has not
+        if block.weight > self._largest or names > _LONGEST_NAMES:
             self.send(entries_of(block))
             return
         body = self.arena.place_block(block)

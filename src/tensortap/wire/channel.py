@@ -134,7 +134,7 @@ class Channel:
         socket.sndhwm = 0
         socket.rcvhwm = 0
         socket.sndbuf = 1 << 20
-        socket.maxmsgsize = wire.LARGEST_MESSAGE
+        socket.maxmsgsize = wire.LARGEST_FRAME
         socket.connect_timeout = 3000  # some hosts drop packets instead of refusing
         socket.reconnect_ivl = 100
         socket.reconnect_ivl_max = 3000

@@ -32,9 +32,10 @@ from tensortap.errors import TensortapError, WireError
 from tensortap.record import Record, TensorData, Value
 from tensortap.values import map_leaves
 
-PROTOCOL = 4
+PROTOCOL = 5
 CHUNK_NBYTES = 1 << 20  # as fast as larger ones, and no message claims a huge allocation
-LARGEST_MESSAGE = 8 << 20
+# bytes of a frame: ZeroMQ holds one of each connection without the key, until it is disconnected
+LARGEST_FRAME = CHUNK_NBYTES + (4 << 10)
 BODY = -1  # the index of a CHUNK that belongs to the body and not to a payload
 
 HELLO, WELCOME, REFUSED = b"H", b"W", b"X"
