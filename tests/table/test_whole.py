@@ -20,6 +20,7 @@ from tensortap.runs.rows import STATISTICS
 from tensortap.runs.shared_columns import SharedColumns
 from tensortap.stats import summarize_array
 from tensortap.stats.merge import merge, merge_column, merged_from
+from tensortap.table import shard_keys
 from tensortap.table import whole as whole_module
 from tensortap.table.mesh import MeshLayout, mesh_layout
 from tensortap.table.numbering import codes, stable_order
@@ -386,6 +387,7 @@ def test_ranks_share_what_they_recorded_alike(row_group, tmp_path, monkeypatch):
     assert shared.has_shard_keys
     assert mesh_layout(shared) == meshes
     monkeypatch.setattr(SharedColumns, "keys", lambda *_: {})
+    monkeypatch.setattr(shard_keys, "_has_same_codes", lambda *_: False)
     apart = table_of(made.path)
     assert shared.names == apart.names
     last = np.array([len(shared) - 1, 0])  # few rows, before the whole column is copied
@@ -417,3 +419,58 @@ def test_slices_of_steps_do_not_change_whole_tensors(monkeypatch):
             table.column(name)[table.series("Activation", "w")] for table in (at_once, sliced)
         )
         assert one.tolist() == other.tolist()
+
+
+_FORMS = ("shard", "replica", "plain", "layout", "local", "metric")  # of records of ranks
+
+
+def aligned_records(forms, ranks, repeat, gap, differing):
+    """Return what ranks record in the same order, unless there is a `gap` or a `repeat`."""
+    found = []
+    kinds = {"plain": Kind.ACTIVATION, "layout": Kind.ACTIVATION, "local": Kind.LOCAL}
+    for rank, (name, form) in itertools.product(range(ranks), enumerate(forms)):
+        if gap == (rank, name):
+            continue
+        size = 4 + (rank if form == "plain" or (name, form) == differing else 0)
+        array = np.arange(size, dtype=np.float32)
+        options = {}
+        if form == "shard":  # two replicas of each
+            options = {"offsets": (4 * (rank % 2),), "whole": (8,), "places": ("S(0)",)}
+        if form == "layout":
+            options = {"tags": {"placements": "R", "batch": str(rank // 2)}}
+        if form == "metric":
+            found.append(Record("loss", Kind.METRIC, 0, 0, next(_SEQ), rank, ranks, 0, value=0.5))
+            continue
+        kind = kinds.get(form, Kind.WEIGHT)
+        found += [
+            record(f"n{name}", kind, 0, rank, array, **options) for _ in range(1 + (repeat == name))
+        ]
+    return found
+
+
+@given(
+    st.lists(st.sampled_from(_FORMS), min_size=1, max_size=5),
+    st.integers(2, 5),
+    st.sampled_from([None, 0]),
+    st.sampled_from([None, None, (1, 0)]),
+    st.sampled_from([None, None, (0, "replica"), (0, "layout")]),
+)
+def test_ranks_that_recorded_alike_need_no_sorting(forms, ranks, repeat, gap, differing):
+    records = aligned_records(forms, ranks, repeat, gap, differing)
+    found = table_of(records).whole()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(whole_module, "_aligned_groups", lambda *_: None)
+        sorted_ = table_of(records).whole()
+    assert len(found) == len(sorted_)
+    for column in ("name", "kind", "step", "rank", "seq"):
+        assert getattr(found, column).tolist() == getattr(sorted_, column).tolist()
+    for statistic in ("count", "rm2", "max"):
+        np.testing.assert_array_equal(found.column(statistic), sorted_.column(statistic))
+
+
+def test_rows_of_ranks_that_recorded_alike_are_a_matrix():
+    table = table_of(aligned_records(["shard", "metric", "plain"], 4, None, None, None))
+    is_tensor = table.kind != table.kinds.index("Metric")
+    rows, lengths = whole_module._aligned_groups(table, np.arange(12), is_tensor)
+    assert rows.tolist() == [0, 3, 1, 2, 5, 8, 11, 4, 7, 10]
+    assert lengths.tolist() == [2, 1, 4, 1, 1, 1]

@@ -24,12 +24,12 @@ def codes(*columns: Any) -> Integers:
     for column in columns[1:]:
         more, width = _numbered(column)
         if size * width > _SPARSE * len(found):
-            found = _dense(found)
+            found = _dense(found, size)
             size = int(found.max(initial=0)) + 1
         found *= width
         found += more
         size *= width
-    return _dense(found)
+    return _dense(found, size)
 
 
 def distinct(values: NDArray[Any]) -> NDArray[Any]:
@@ -57,12 +57,13 @@ def _numbered(values: NDArray[Any]) -> tuple[Integers, int]:
     return shifted, high - low + 1
 
 
-def _dense(values: NDArray[Any]) -> Integers:
-    """Return the same values numbered from 0 on without gaps."""
-    shifted, size = _numbered(values)
+def _dense(values: Integers, size: int) -> Integers:
+    """Return the same values, which are below `size`, numbered from 0 on without gaps."""
+    if size > _SPARSE * len(values):
+        values, size = _numbered(values)
     seen = np.zeros(size, np.bool_)
-    seen[shifted] = True
-    return shifted if seen.all() else (np.cumsum(seen) - 1)[shifted]
+    seen[values] = True
+    return values if seen.all() else (np.cumsum(seen) - 1)[values]
 
 
 def first_of(groups: Integers) -> Integers:

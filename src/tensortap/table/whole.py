@@ -27,7 +27,7 @@ from tensortap.stats.merge import merge_column, merged_from
 from tensortap.table.columns import NONFINITE_COUNTS
 from tensortap.table.logframe_schema import KINDS
 from tensortap.table.numbering import codes, distinct, first_of, stable_order
-from tensortap.table.replicas import places_of, same_tensor, unequal_groups
+from tensortap.table.replicas import places_of, same_tensor, tensor_columns, unequal_groups
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,6 +43,7 @@ _BINS = ("first_bin", "bins")
 _TEXTS = {"name": "names", "kind": "kinds", "dtype": "dtypes"}
 _INTEGERS = ("step", "rank", "call", "seq")
 _HELD = (*_TEXTS, *_INTEGERS, "number", *STATISTICS)
+_NO_STEP = -(1 << 62)  # before all others
 _AWAITED_STEPS = 3  # of so many recorded steps, a growing table waits for ranks that are behind
 _SLICE = 1 << 17  # rows that are grouped at a time, if they have several steps; bounds memory
 
@@ -68,7 +69,7 @@ class WholeSource:
         self.outdated = False
         self._generation = self._parts.generation
         self._read = 0
-        self._reported_step = -(1 << 62)
+        self._reported_step = _NO_STEP
         self._waiting = np.empty(0, np.int64)
         self._last_steps: dict[int, int] = {}  # of ranks
         return self
@@ -90,10 +91,11 @@ class WholeSource:
             self._waiting, rows = rows[~ready], rows[ready]
         self._waits = True
         if len(rows):
-            tensors = rows[self._is_tensor(rows)]
-            if len(tensors):
-                self._reported_step = max(self._reported_step, int(parts.step[tensors].max()))
-            made = [WholeBlock(parts, *self._grouped(each)) for each in self._slices(rows)]
+            made = []
+            for each in self._slices(rows):
+                last = int(parts.step[each[self._is_tensor(each)]].max(initial=_NO_STEP))
+                self._reported_step = max(self._reported_step, last)
+                made.append(WholeBlock(parts, *self._grouped(each)))
             self.blocks = [*self.blocks, *made]
 
     def _is_late(self, rows: Integers) -> bool:
@@ -105,7 +107,8 @@ class WholeSource:
 
     def _note_last_steps(self, start: int) -> None:
         rank, step = self._parts.rank[start:], self._parts.step[start:]
-        starts = np.flatnonzero(np.diff(rank, prepend=-1))  # mostly, ranks come one by one
+        # mostly, ranks come one by one
+        starts = np.append(0, np.flatnonzero(rank[1:] != rank[:-1]) + 1)[: len(rank)]
         last = np.maximum.reduceat(step, starts) if len(starts) else starts
         for each, newest in zip(rank[starts].tolist(), last.tolist(), strict=True):
             self._last_steps[each] = max(newest, self._last_steps.get(each, newest))
@@ -128,11 +131,14 @@ class WholeSource:
         if len(self._last_steps) < 2 or len(rows) <= _SLICE:
             yield rows
             return
-        step_code = codes(self._parts.step[rows])
+        is_range = len(rows) == rows[-1] - rows[0] + 1  # as when a run is opened
+        span = slice(rows[0], rows[-1] + 1)
+        step_code = codes(self._parts.step[span if is_range else rows])
         slice_of_step = (np.cumsum(np.bincount(step_code)) - 1) // _SLICE
         slice_of_row = slice_of_step.astype(np.uint16)[step_code]
         del step_code  # as large as the rows
-        rows = rows[np.argsort(slice_of_row, kind="stable")]
+        order = np.argsort(slice_of_row, kind="stable")
+        rows = np.add(order, rows[0], out=order) if is_range else rows[order]
         ends = np.cumsum(np.bincount(slice_of_row))
         yield from np.split(rows, ends[:-1])
 
@@ -145,7 +151,11 @@ class WholeSource:
         if (rank[1:] < rank[:-1]).any():
             rows = rows[stable_order(rank)]
         parts.prefetch(merged_from("rm2"))  # what figures show first
-        tensors = np.flatnonzero(self._is_tensor(rows) & ~np.isnan(parts.column("count")[rows]))
+        is_tensor = self._is_tensor(rows) & ~np.isnan(parts.column("count")[rows])
+        aligned = _aligned_groups(parts, rows, is_tensor)
+        if aligned is not None:
+            return aligned
+        tensors = np.flatnonzero(is_tensor)
         groups = same_tensor(parts, rows[tensors])
         sizes = np.bincount(groups)
         if (sizes < 2).any():
@@ -290,6 +300,66 @@ def _merged_bins(bins: pa.Table, starts: Integers) -> tuple[pa.Array, pa.Array]:
     np.add.at(dense, offsets[group] + exponents - low[group], counts)
     ends = number_array(offsets.astype(np.int32))
     return number_array(low), pa.ListArray.from_arrays(ends, number_array(dense))
+
+
+def _aligned_groups(
+    parts: Table, rows: Integers, is_tensor: Booleans
+) -> tuple[Integers, Integers] | None:
+    """Return the groups of rows if all ranks recorded the same tensors in the same order.
+
+    The rows are then a matrix of ranks × records, and nothing needs to be sorted. `rows` are by
+    rank. Return None for other rows, and for those that have something to be left apart.
+    """
+    rank = parts.rank[rows]
+    width = int(np.argmax(rank != rank[0]))
+    if len(rows) % width or (rows[1:] < rows[:-1]).any():
+        return None
+    grid, rank = rows.reshape(-1, width), rank.reshape(-1, width)
+    is_tensor = is_tensor.reshape(-1, width)
+    if (rank != rank[:, :1]).any() or (rank[1:, 0] == rank[:-1, 0]).any():
+        return None
+    identity = tensor_columns(parts)
+    if any(map(_differs, (is_tensor, *(column[grid] for column in identity)))):
+        return None
+    tensors, alone = np.flatnonzero(is_tensor[0]), np.flatnonzero(~is_tensor[0])
+    if len(distinct(codes(*(column[grid[0, tensors]] for column in identity)))) < len(tensors):
+        return None  # a rank recorded a tensor twice
+    kept = np.ones(grid.shape, np.bool_)
+    replicas = _first_replicas(parts, grid[:, tensors])
+    if replicas is None:
+        return None
+    kept[:, tensors] = replicas
+    kept[1:, alone] = False
+    lengths = np.append(kept.sum(axis=0), np.ones((len(grid) - 1) * len(alone), np.int64))
+    return np.append(grid.T[kept.T], grid[1:, alone]), lengths
+
+
+def _differs(cells: NDArray[Any]) -> bool:
+    """Return whether a row of a matrix differs from the first."""
+    return bool((cells != cells[0]).any())
+
+
+def _first_replicas(parts: Table, grid: Integers) -> Booleans | None:
+    """Return which parts of tensors no lower rank has; None if they cannot all be merged.
+
+    `grid` has the rows of ranks × tensors.
+    """
+    places = places_of(parts, grid.ravel())
+    must_agree = places.must_agree.reshape(grid.shape)
+    if places.apart.any() or _differs(must_agree):
+        return None
+    checked = must_agree[0]
+    if checked.any() and _differs(parts.contents()[grid[:, checked]]):
+        return None
+    batch, place = (each.reshape(grid.shape) for each in (places.batch, places.place))
+    shared = np.flatnonzero((batch != parts.rank[grid]).any(axis=0))  # not a batch of each rank
+    tensor = np.broadcast_to(np.arange(len(shared)), (len(grid), len(shared))).ravel()
+    same = codes(tensor, batch[:, shared].ravel(), place[:, shared].ravel())
+    first = np.zeros(len(same), np.bool_)
+    first[first_of(same)] = True
+    kept = np.ones(grid.shape, np.bool_)
+    kept[:, shared] = first.reshape(len(grid), len(shared))
+    return kept
 
 
 def _mergeable(parts: Table, rows: Integers, groups: Integers) -> tuple[Booleans, Booleans]:
