@@ -35,6 +35,7 @@ class ShardKeys:
         self._batches: dict[str, int] = {}
         self._starts: list[int] = []  # the first row of each part that was appended
         self._meshes: list[str | None] = []  # its mesh; None if it has several
+        self._tags = _TagCodes()
 
     @property
     def size(self) -> int:
@@ -84,15 +85,12 @@ class ShardKeys:
         partial = memo.get(
             cells, ("shard_placements",), lambda: PARTIAL * _is_partial(placements).astype(np.uint8)
         )
-        layout, batch_tag, mesh, words = _tags(tags, "placements", "batch", "mesh")
-        words.append("")  # for rows without the tag, whose code is -1
-        meshes = distinct(mesh[mesh >= 0])
+        tag_flags, batch_tag, meshes, words = self._tags.read(tags.combine_chunks())
         self._starts.append(self.size)
         self._meshes.append(words[meshes[0] if len(meshes) else -1] if len(meshes) < 2 else None)
         batches = [self._batches.setdefault(word, len(self._batches)) for word in words]
         self._batch.extend(np.array(batches, np.int32)[batch_tag])
-        has_layout, has_mesh = (layout >= 0).astype(np.uint8), (mesh >= 0).astype(np.uint8)
-        self._flags.extend(flags | partial | LAYOUT * has_layout | MESH * has_mesh)
+        self._flags.extend(flags | partial | tag_flags)
 
     def _place_codes(self, shapes: list[pa.ChunkedArray]) -> NDArray[np.int32]:
         local = codes(*map(_list_codes, shapes))
@@ -130,11 +128,51 @@ def _text_lists(column: pa.ChunkedArray) -> tuple[Integers, Integers, list[str]]
     return lengths, items.astype(np.int64), texts
 
 
-def _tags(column: pa.ChunkedArray, *keys: str) -> tuple[Any, ...]:
+class _TagCodes:
+    """Codes of tags; those of the last rows are kept, as other ranks have other words for them."""
+
+    def __init__(self) -> None:
+        self._cells: pa.MapArray = None
+        self._found: tuple[Any, ...] = ()
+        self._count = 0  # words that the codes are for
+
+    def read(self, cells: pa.MapArray) -> tuple[Any, ...]:
+        """Return the flags of rows, codes of their batches and of all meshes, and the words.
+
+        The last word is that of rows without the tag, whose code is -1.
+        """
+        words = _distinct_words(cells.items)
+        if not words or len(words) != self._count or not _has_same_codes(cells, self._cells):
+            layout, batch, mesh, texts = _tags(cells, "placements", "batch", "mesh")
+            flags = LAYOUT * (layout >= 0) + MESH * (mesh >= 0)
+            self._found = flags.astype(np.uint8), batch, distinct(mesh[mesh >= 0])
+            self._cells, self._count, words = cells, len(words), texts
+        return *self._found, [*words, ""]
+
+
+def _distinct_words(items: pa.Array) -> list[str]:
+    """Return the words of which a column has codes; none if they would get other codes."""
+    import pyarrow as pa
+
+    if not pa.types.is_dictionary(items.type) or items.null_count:
+        return []
+    words = items.dictionary.to_pylist()
+    return words if None not in words and len({*words}) == len(words) else []
+
+
+def _has_same_codes(cells: pa.MapArray, others: pa.MapArray) -> bool:
+    """Return whether two columns of tags differ in words at most."""
+    return bool(
+        cells.offsets.equals(others.offsets)
+        and cells.keys.equals(others.keys)
+        and cells.items.indices.equals(others.items.indices)
+    )
+
+
+def _tags(cells: pa.MapArray, *keys: str) -> tuple[Any, ...]:
     """Return the codes of the values that each tag has, -1 for none, and the values."""
     import pyarrow as pa
 
-    cells = column.combine_chunks()
     ends = np.from_dlpack(cells.offsets) if len(cells) else np.zeros(1, np.int32)
     inside = slice(int(ends[0]), int(ends[-1]))
     names, known = coded(pa.chunked_array([cells.keys[inside]]))
