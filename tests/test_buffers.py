@@ -26,7 +26,7 @@ def prepared(pool):
     pool.prepare()
     for thread in threading.enumerate():
         if thread.name == "tensortap-arena":
-            thread.join(20)
+            thread.join(60)
     return pool
 
 
@@ -159,7 +159,7 @@ def test_prepares_at_the_priority_of_training():
 
     thread = threading.Thread(target=prepare)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert priorities == [os.getpriority(os.PRIO_PROCESS, 0)]
 
 
@@ -291,7 +291,7 @@ sys.stdout.buffer.write(seen.memory[{lease.offset}:{lease.offset + 100_000}])
 try: seen.memory[0] = 1
 except TypeError: sys.stderr.write("read only")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
     assert done.stdout == bytes(lease.view)
     assert done.stderr == b"read only"
 

@@ -114,7 +114,7 @@ def place(tmp_path_factory):
             "TENSORTAP_SERVER": str(server.address),
         }  # fmt: skip
         tap.catch(torch.ones(2), "caught", server=str(server.address))
-        assert tap.flush(10)
+        assert tap.flush(60)
         yield folder, env, str(server.address)
         server.close()
 

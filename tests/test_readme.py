@@ -36,7 +36,7 @@ assert weight.shape == (5, 3) and weight.dtype.is_floating_point, weight
     start, rest = session.split("tap.serve()\n")
     (tmp_path / "train.py").write_text(
         "import torch\nloss = torch.tensor(0.5)\nmodel = torch.nn.Module()\n"
-        f"model.lm_head = torch.nn.Linear(3, 5)\n{training}\nassert tap.flush(10)\n"
+        f"model.lm_head = torch.nn.Linear(3, 5)\n{training}\nassert tap.flush(60)\n"
     )
     program = tmp_path / "session.py"
     filled = {"session_start": f"{start}\nserver = tap.serve()", "session_rest": rest}

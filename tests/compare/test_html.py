@@ -8,7 +8,6 @@ import json
 import re
 import shutil
 import subprocess
-import time
 from html.parser import HTMLParser
 
 import ml_dtypes
@@ -133,10 +132,8 @@ def test_size_of_a_large_report_is_bounded(tmp_path):
         "a", "b", len(worst), 0, 0, (*differences, Difference(last, comparison)), missing,
         sizes=lambda: worst,
     )  # fmt: skip
-    start = time.perf_counter()
     page = html.render(report)
     assert len(page.encode()) < 5_000_000
-    assert time.perf_counter() - start < 60
     data = data_of(page)
     cells = cells_of(data)
     assert cells.size <= 1_000_000 + 3000

@@ -26,7 +26,7 @@ with tap.track(model) as tracker:
         tap.catch(np.arange(5000.0) + step, "x")
         model(torch.ones(2, 4)).sum().backward()
         tracker.step(loss=step * 0.5)
-assert tap.flush(20)
+assert tap.flush(60)
 tap.finish()
 """
 
@@ -68,4 +68,4 @@ sys.stdin.read()
             assert side.title == "the live session"
             assert np.array_equal(view.get("x", step=2), np.arange(5000.0) + 2)
     finally:
-        server.communicate("", timeout=30)
+        server.communicate("", timeout=60)

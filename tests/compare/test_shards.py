@@ -36,7 +36,7 @@ PARALLEL = """
             parts = torch.chunk(weight, 4, 0)
             start = sum(len(part) for part in parts[:rank])
             tap.catch(parts[rank], "rows", shard=tap.Shard((10, 6), (start, 0)))
-        assert tap.flush(30)
+        assert tap.flush(60)
         dist.barrier()
         tap.finish()
     dist.destroy_process_group()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import ml_dtypes
@@ -510,7 +511,7 @@ def test_kill_9_keeps_what_was_flushed(tmp_path, options):
 
 def test_default_flush_interval(tmp_path, monkeypatch):
     now = 100.0
-    monkeypatch.setattr(callback.time, "monotonic", lambda: now)
+    monkeypatch.setattr(callback, "time", SimpleNamespace(monotonic=lambda: now))
     saver = tap.HDF5(tmp_path / "x.h5")
     seen = []
     for step in range(6):

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from tensortap.server import answers
 from tensortap.server.questions import ClientRow
 from tensortap.server.server import Server
 from tests.forks import Starter
+from tests.processes import wait_for
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent
@@ -55,6 +55,9 @@ class Starters:
     def __init__(self) -> None:
         self._running: dict[str, Starter] = {}
 
+    # at its end a program waits two seconds for what is queued, which a busy machine may exceed
+    PATIENT = "import tensortap.pipeline.pipeline\ntensortap.pipeline.pipeline.EXIT = 200.0\n"
+
     def start(self, code: str, env: dict[str, str], before: Sequence[str], fresh: bool) -> Any:
         path = f"{ROOT / 'src'}:{ROOT}"  # the second for tests.live.catalogue
         full = dict(os.environ, PYTHONPATH=path, PYTHONUNBUFFERED="1", **env)
@@ -76,7 +79,7 @@ class Starters:
             imports += ", jax"
         if imports not in self._running:
             self._running[imports] = Starter(imports)
-        return self._running[imports].start(code, full)
+        return self._running[imports].start(self.PATIENT + code, full)
 
     def close(self) -> None:
         for starter in self._running.values():
@@ -123,13 +126,13 @@ class Program:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
-    def end(self, timeout: float = 60) -> str:
+    def end(self, timeout: float = 250) -> str:
         """Wait until it has ended without an error; return its output."""
         out, err = self.process.communicate(timeout=timeout)
         assert self.process.returncode == 0, err
         return out
 
-    def result(self, timeout: float = 60) -> Any:
+    def result(self, timeout: float = 250) -> Any:
         """Return the last line of its output, parsed as JSON."""
         return json.loads(self.end(timeout).splitlines()[-1])
 
@@ -255,15 +258,6 @@ def serving(programs):
         return Serving(programs(code, before=before, fresh=bool(prelude)))
 
     return start
-
-
-def wait_for(condition, timeout: float = 20.0, what: object = "") -> None:
-    """Wait until a condition holds that another process brings about."""
-    end = time.monotonic() + timeout
-    while not condition():
-        said = what() if callable(what) else what
-        assert time.monotonic() < end, said or "it did not happen in time"
-        time.sleep(0.01)
 
 
 @pytest.fixture(name="wait_for")

@@ -22,8 +22,8 @@ def can(*command: str) -> bool:
 SEND = """
     import json, numpy as np, tensortap as tap
     for i in range(10):
-        assert tap.catch(np.full(100_000, i), "x").wait(20), str(tap.receipt())
-        assert tap.catch(i, "small").wait(20)
+        assert tap.catch(np.full(100_000, i), "x").wait(60), str(tap.receipt())
+        assert tap.catch(i, "small").wait(60)
     r = tap.receipt()
     print(json.dumps([r.captured, r.dropped, r.sessions.popitem()[1]]))
 """
@@ -32,7 +32,7 @@ SEND = """
 def test_one_host_shares_memory_instead_of_sending_bytes(serving, run):
     where = serving()
     talk = Talker(run(TALKS, to=where.address))
-    talk("catch(10, size=1_000_000, wait=10)")  # 80 MB
+    talk("catch(10, size=1_000_000, wait=60)")  # 80 MB
     assert talk("receipt()")["state"] == ["connected, through shared memory"]
     sent = where.ask("int(open('/proc/self/io').read().split('rchar: ')[1].split()[0])")
     assert sent < 20e6
@@ -69,7 +69,7 @@ def test_a_wrong_nonce_rules_out_shared_memory(server, run):
                 if self.number == 0:
                     self.memory_kept, self.memory = self.memory, Elsewhere()
         arena.Segment = Liar
-        assert tap.catch(np.arange(50_000), "x").wait(10)
+        assert tap.catch(np.arange(50_000), "x").wait(60)
         print(json.dumps(tap.receipt().sessions.popitem()[1]))
     """)
     assert program.result() == "connected, over TCP"
@@ -113,12 +113,12 @@ def test_no_room_for_shared_memory_at_all(serving, run):
 def test_no_descriptors_left_in_the_program(server, run):
     program = run("""
         import json, os, resource, numpy as np, tensortap as tap
-        assert tap.catch(0, "first").wait(10)
+        assert tap.catch(0, "first").wait(60)
         used = max(map(int, os.listdir("/proc/self/fd")))
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + 4, used + 4))
         held = [open("/dev/null") for _ in range(3)]
         for i in range(5):
-            assert tap.catch(np.full(100_000, i), "x").wait(20), str(tap.receipt())
+            assert tap.catch(np.full(100_000, i), "x").wait(60), str(tap.receipt())
         print(json.dumps([tap.receipt().captured, tap.receipt().dropped]))
     """)
     assert program.result() == [6, 0]
@@ -129,7 +129,7 @@ def test_no_descriptors_left_in_the_program(server, run):
 def test_bytes_are_sent_if_the_server_cannot_map_a_segment(serving, run, wait):
     where = serving()
     talk = Talker(run(TALKS, to=where.address))
-    talk("catch(2, wait=10)")
+    talk("catch(2, wait=60)")
     assert talk("receipt()")["state"] == ["connected, through shared memory"]
     where.ask(
         "[__import__('resource').setrlimit(7, (64, 64)), "
@@ -140,7 +140,7 @@ def test_bytes_are_sent_if_the_server_cannot_map_a_segment(serving, run, wait):
         where.stop()  # so that many are under way at once
     talk(f"catch(100, size=50_000, wait={wait})")  # too large for the message: from the arena
     where.go_on()
-    assert talk("tap.flush(20)")
+    assert talk("tap.flush(60)")
     r = talk("receipt()")
     assert (r["captured"], r["dropped"]) == (102, 0)
     assert r["state"] == ["connected, over TCP"]
@@ -202,7 +202,7 @@ def test_records_sent_again_after_a_lost_connection_arrive_once(server, run, wai
     proxy = Proxy(server.address.port)
     try:
         talk = Talker(run(TALKS, to=f"127.0.0.1:{proxy.port}", TENSORTAP_NO_ARENA=arena))
-        talk("catch(5, size=10_000, wait=10)")
+        talk("catch(5, size=10_000, wait=60)")
         proxy.deaf = True  # from here on the program does not hear what has arrived
         talk("catch(20, size=10_000)")
         wait_for(lambda: server.history.written == 25)
@@ -210,8 +210,8 @@ def test_records_sent_again_after_a_lost_connection_arrive_once(server, run, wai
         proxy.cut()
         proxy.deaf = False
         wait_for(lambda: sum(client.connected for client in server.clients.values()) == 1)
-        assert talk("tap.flush(20)")
-        talk("catch(20, size=10_000, wait=10)")
+        assert talk("tap.flush(60)")
+        talk("catch(20, size=10_000, wait=60)")
         r = talk("receipt()")
         assert (r["captured"] + r["disconnected"], r["dropped"] - r["disconnected"]) == (45, 0)
         assert server.history.written == r["captured"]
@@ -231,7 +231,7 @@ def test_nothing_is_left_in_dev_shm(serving, run):
     before = shared_files()
     where = serving()
     program = run(TALKS, to=where.address)
-    Talker(program)("catch(10, size=1_000_000, wait=10)")
+    Talker(program)("catch(10, size=1_000_000, wait=60)")
     where.kill()
     program.kill()
     assert shared_files() == before

@@ -11,7 +11,7 @@ def test_a_value_arrives_as_it_was_at_the_call(server, run):
         x = torch.arange(6.0).reshape(2, 3)
         ticket = tap.catch(x, "x")
         x.zero_()
-        assert ticket.wait(10)
+        assert ticket.wait(60)
     """)
     program.end()
     assert fetch(server.history, "x").tolist() == [[0, 1, 2], [3, 4, 5]]

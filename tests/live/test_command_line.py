@@ -55,7 +55,7 @@ def test_serve_and_top(served, command, run):
         """
         import numpy as np, tensortap as tap
         for i in range(3):
-            assert tap.catch(np.full(20_000, i), "weights").wait(10)
+            assert tap.catch(np.full(20_000, i), "weights").wait(60)
         """,
         to=address,
     )
@@ -69,7 +69,7 @@ def test_serve_and_top(served, command, run):
     assert [row["records"] for row in seen["names"]] == [3]
     assert seen["clients"][0]["records"] == 3
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "received 3 records" in err
 

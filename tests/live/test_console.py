@@ -32,7 +32,7 @@ def session(server, run, monkeypatch):
         tap.catch([1, 2], "list"); tap.catch("bad", "loss-1"); tap.catch(7, "class")
         tap.catch(np.arange(20_000), "big"); tap.catch({"a": np.ones(3), "b": None}, "state")
         tap.catch("x", "[bold]markup\\x1b[31m")
-        assert tap.flush(10)
+        assert tap.flush(60)
     """).end()
     return server
 
@@ -130,7 +130,7 @@ def test_another_process_sees_the_same(session, run):
 def test_a_large_value_crosses_to_a_viewer(server, run):
     run("""
         import numpy as np, tensortap as tap
-        assert tap.catch(np.arange(5_000_000), "big").wait(20)
+        assert tap.catch(np.arange(5_000_000), "big").wait(60)
     """).end()
     with tap.open(str(server.address)) as view:
         value = view.get("big")
@@ -160,8 +160,8 @@ print("HELD", server.history.written, tap.get("x"), flush=True)
         program = run(
             """
             import tensortap as tap
-            assert tap.catch(1, "x").wait(10); print("one"); input()
-            assert tap.catch(2, "x").wait(10)
+            assert tap.catch(1, "x").wait(60); print("one"); input()
+            assert tap.catch(2, "x").wait(60)
             """,
             to=f"127.0.0.1:{port}",
         )
@@ -179,9 +179,9 @@ print("HELD", server.history.written, tap.get("x"), flush=True)
         os.close(terminal)
 
 
-def _read_until(terminal: int, pattern: str, timeout: float = 20.0):
+def _read_until(terminal: int, pattern: str, seconds: float = 120.0):
     seen = ""
-    end = time.monotonic() + timeout
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         if select.select([terminal], [], [], 0.1)[0]:
             try:

@@ -65,8 +65,8 @@ def test_the_demo(demo):
 def test_page_of_the_demo(demo):
     said, _, process = demo
     (url,) = re.findall(r"http://127\.0\.0\.1:\d+/\S*", said)
-    with httpx.Client(follow_redirects=True, timeout=30) as browser:
+    with httpx.Client(follow_redirects=True, timeout=60) as browser:
         assert "tensortap" in browser.get(url).raise_for_status().text
-    assert httpx.get(url.partition("?")[0], timeout=30).status_code == 401
+    assert httpx.get(url.partition("?")[0], timeout=60).status_code == 401
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import socket
-import time
 
 import pytest
 
@@ -34,7 +33,7 @@ def test_finds_a_server_that_starts_later(run, wait_for, row):
         wait_for(lambda: talk("receipt()")["state"][0].startswith("connected"))
         assert server.history.written == 0
         talk("catch(50)")
-        assert talk("tap.flush(10)")
+        assert talk("tap.flush(60)")
         after = talk("receipt()")
         assert (after["captured"], after["disconnected"]) == (50, 100)
         assert server.history.written == 50
@@ -55,7 +54,7 @@ def test_finds_a_server_that_starts_later_and_creates_the_key(run, wait_for):
     server = live.start("127.0.0.1", port, "64MB")
     try:
         wait_for(lambda: talk("receipt()")["state"][0].startswith("connected"))
-        talk("catch(1, wait=10)")
+        talk("catch(1, wait=60)")
         assert server.history.written == 1
     finally:
         server.close()
@@ -65,19 +64,26 @@ def test_nothing_is_copied_and_no_thread_spins_without_a_server(run, wait_for):
     program = run(
         """
         import resource, time, numpy as np, tensortap as tap
+        def usage():
+            return resource.getrusage(resource.RUSAGE_SELF)
         x = np.zeros(25_000_000)
         tap.catch(x, "x")
-        end = time.monotonic() + 10
-        while tap.receipt().reasons["disconnected"] < 1 and time.monotonic() < end:
+        while tap.receipt().reasons["disconnected"] < 1:
             time.sleep(0.01)
-        before, rss = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before, start = usage(), time.process_time()
         for _ in range(1000):
             tap.catch(x, "x")
-        assert time.process_time() - before < 0.1
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - rss < 10_000
-        idle = time.process_time()
+        took = time.process_time() - start
+        assert usage().ru_maxrss - before.ru_maxrss < 10_000
+        start = time.process_time()
+        x.copy()
+        assert took < 20 * (time.process_time() - start)  # not a thousand times as long
+        before, start = usage(), time.monotonic()
         time.sleep(1)
-        assert time.process_time() - idle < 0.05, time.process_time() - idle
+        slept, after = time.monotonic() - start, usage()
+        # a thread that polls gives up the processor again and again, and one that spins uses it
+        assert after.ru_nvcsw - before.ru_nvcsw < 200 * slept
+        assert after.ru_utime - before.ru_utime < slept / 2
         """,
         to=f"127.0.0.1:{free_port()}",
     )
@@ -92,15 +98,23 @@ def test_server_killed_and_restarted_between_records(serving, run, wait_for, row
     stream = run(
         f"""
         import json, sys, threading, time, numpy as np, tensortap as tap
-        stop = threading.Event()
-        threading.Thread(target=lambda: (sys.stdin.readline(), stop.set()), daemon=True).start()
+        stop, killed = threading.Event(), threading.Event()
+        def listen():
+            sys.stdin.readline()
+            killed.set()
+            sys.stdin.readline()
+            stop.set()
+        threading.Thread(target=listen, daemon=True).start()
         i = 0
         print("ready")
         while not stop.is_set():
             tap.catch(np.full({size}, i), "x")
             i += 1
             time.sleep(0.002)
-        flushed = tap.flush(10)
+            if killed.is_set() and tap.receipt().reasons["disconnected"] > 10:
+                killed.clear()
+                print("missed")
+        flushed = tap.flush(60)
         r = tap.receipt()
         print(json.dumps([flushed, i, r.captured, r.dropped, r.skipped, r.reasons]))
         """,
@@ -110,7 +124,8 @@ def test_server_killed_and_restarted_between_records(serving, run, wait_for, row
     assert stream.line() == "ready"
     wait_for(lambda: first.written() > 50)
     first.kill()
-    time.sleep(0.3)  # so that something is missed
+    stream.say()
+    assert stream.line() == "missed"
     second = serving(port=first.port)
     wait_for(lambda: second.written() > 50)
     stream.say()
@@ -139,14 +154,14 @@ def test_reconnects_after_a_server_has_closed(run, wait_for):
     port = free_port()
     server = live.start("127.0.0.1", port, "64MB")
     talk = Talker(run(TALKS, to=f"127.0.0.1:{port}"))
-    talk("catch(10, wait=10)")
+    talk("catch(10, wait=60)")
     server.close()
     wait_for(lambda: talk("receipt()")["state"] == ["none: nobody listens"])
     talk("catch(5)")
     again = live.start("127.0.0.1", port, "64MB")
     try:
         wait_for(lambda: talk("receipt()")["state"][0].startswith("connected"))
-        talk("catch(5, wait=10)")
+        talk("catch(5, wait=60)")
         r = talk("receipt()")
         assert (r["captured"], r["disconnected"], r["sent"]) == (15, 5, 20)
         assert again.history.written == 5
@@ -159,7 +174,7 @@ def test_reconnects_after_a_server_has_closed(run, wait_for):
 def test_the_history_of_a_server_is_not_in_the_memory_of_its_client(serving, run, wait_for):
     where = serving(memory="512MB")
     talk = Talker(run(TALKS, to=where.address))
-    talk("catch(40, size=1_000_000, wait=10)")  # 320 MB of int64, all held by the server
+    talk("catch(40, size=1_000_000, wait=60)")  # 320 MB of int64, all held by the server
     private = 8_003_584  # of the first value, which did not wait for the connection
     assert talk("[pool.taken, pool.nbytes]") == [(32 << 20) + private, 32 << 20]
     assert segments(talk.program.pid) == 2  # the arena, and the segment with the nonce
@@ -173,7 +188,7 @@ def test_the_history_of_a_server_is_not_in_the_memory_of_its_client(serving, run
 def test_flush_returns_false_without_a_server(serving, run, wait_for):
     where = serving()
     talk = Talker(run(TALKS, to=where.address))
-    talk("catch(1, wait=10)")
+    talk("catch(1, wait=60)")
     where.stop()
     talk("catch(200, size=1000)")
     where.kill()
@@ -182,7 +197,7 @@ def test_flush_returns_false_without_a_server(serving, run, wait_for):
     assert talk("tap.flush(0.2)") is False
     again = serving(port=where.port)
     wait_for(lambda: talk("receipt()")["state"][0].startswith("connected"))
-    assert talk("tap.flush(10)") is True
+    assert talk("tap.flush(60)") is True
     assert again.written() >= 200
     r = talk("receipt()")
     assert (r["captured"], r["disconnected"], r["sent"]) == (201, 0, 201)
@@ -198,8 +213,7 @@ def test_the_queue_is_attached_before_anybody_answers(run):
         class Slow(connections.Queue):
             def __init__(self, sink, **options):
                 super().__init__(sink, **options)
-                end = time.monotonic() + 10
-                while self._accepted and time.monotonic() < end:
+                while self._accepted:
                     time.sleep(0.01)
 
         connections.Queue = Slow
@@ -207,8 +221,7 @@ def test_the_queue_is_attached_before_anybody_answers(run):
         logging.getLogger("tensortap").addHandler(type("H", (logging.Handler,), {
             "emit": lambda self, record: said.append(record.getMessage())})())
         tap.catch(1.0, "x")
-        end = time.monotonic() + 30
-        while tap.receipt().reasons["disconnected"] < 1 and time.monotonic() < end:
+        while tap.receipt().reasons["disconnected"] < 1:
             time.sleep(0.01)
         assert not said, said
         assert tap.receipt().reasons["disconnected"] == 1, tap.receipt()

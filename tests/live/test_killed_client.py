@@ -16,7 +16,7 @@ PATHS = {"shared memory": "", "TCP": "1"}
 FLOOD = """
     import numpy as np, tensortap as tap
     x = np.arange(4_000_000)
-    assert tap.catch(x[:3], "start").wait(20)
+    assert tap.catch(x[:3], "start").wait(60)
     print("ready")
     while True:
         tap.catch(x, "flood")
@@ -31,10 +31,10 @@ def test_client_killed_inside_a_large_message(serving, run, wait_for, path):
     flood = run(FLOOD, to=where.address, TENSORTAP_NO_ARENA=PATHS[path])
     other = Talker(run(TALKS, to=where.address))
     assert flood.line() == "ready"
-    other("catch(1, wait=10)")
+    other("catch(1, wait=60)")
     wait_for(lambda: where.ask("len(server.history.records('flood'))") > 3)
     flood.kill()
-    other("catch(20, size=10_000, wait=10)")
+    other("catch(20, size=10_000, wait=60)")
     assert other("receipt()")["captured"] == 21
     assert where.ask("len(server.history.records('x'))") == 21
     wait_for(lambda: where.ask("sum(c.connected for c in server.clients.values())") == 1)
@@ -66,7 +66,7 @@ def test_client_killed_between_two_chunks_of_a_payload(server, run, wait_for):
             print("half")
             import time; time.sleep(60)
         wire.chunks = half
-        assert tap.catch(1, "one").wait(10)
+        assert tap.catch(1, "one").wait(60)
         tap.catch(np.ones(4_000_000), "half")
         tap.flush(60)
         """,
@@ -90,7 +90,7 @@ def test_a_client_stopped_inside_a_message_does_not_delay_others(server, run, wa
     flood.signal(signal.SIGSTOP)
     others = [Talker(run(TALKS)) for _ in range(2)]
     for other in others:
-        other("catch(30, size=20_000, wait=10)")
+        other("catch(30, size=20_000, wait=60)")
         assert other("receipt()")["captured"] == 30
     flood.signal(signal.SIGCONT)
     seen = len(server.history.records("flood"))
@@ -103,7 +103,7 @@ def test_values_of_a_killed_client_stay(server, run, wait_for):
         import numpy as np, tensortap as tap
         for i in range(20):
             tap.catch(np.full(30_000, i), "x")
-        tap.flush(10)
+        tap.flush(60)
         print("sent")
         input()
     """)

@@ -13,7 +13,7 @@ SEND = """
     values = catalogue.{values}()
     for name, value in values.items():
         tap.catch(value, name)
-    assert tap.flush(30)
+    assert tap.flush(60)
     receipt = tap.receipt()
     assert receipt.captured == len(values) and not receipt.dropped, str(receipt)
     print(receipt.sessions.popitem()[1])
@@ -66,7 +66,7 @@ def test_torch_tensors_and_jax_arrays_in_containers(server, run):
         import jax.numpy as jnp, numpy as np, torch, tensortap as tap
         big = torch.arange(20_000).bfloat16()
         value = {"t": [big, big[::2], torch.tensor(1.5)], "j": (jnp.ones(3), jnp.zeros((99, 99)))}
-        assert tap.catch(value, "mixed").wait(10)
+        assert tap.catch(value, "mixed").wait(60)
     """).end()
     got = fetch(server.history, "mixed")
     assert list(got) == ["t", "j"]
@@ -85,7 +85,7 @@ def test_other_objects_arrive_as_type_and_repr(server, run):
         import tensortap as tap
         class Config:
             def __repr__(self): return "Config(lr=0.1)"
-        assert tap.catch([Config(), 1], "config").wait(10)
+        assert tap.catch([Config(), 1], "config").wait(60)
     """).end()
     first, second = fetch(server.history, "config")
     assert (first.type, first.repr, second) == ("__main__.Config", "Config(lr=0.1)", 1)

@@ -54,7 +54,7 @@ def test_two_hundred_connections_in_twenty_processes(server, run, wait_for):
     late = run("""
         import tensortap as tap
         for i in range(50):
-            assert tap.catch(i, "late").wait(5)
+            assert tap.catch(i, "late").wait(60)
     """)
     late.end()
     programs[7].signal(signal.SIGCONT)

@@ -34,7 +34,7 @@ def test_memory_stays_within_its_bound(serving, run, path):
             tap.catch(np.full(100, i), "small")
             if not i % 100:
                 tap.catch(np.full(100_000, i), "rare")
-        assert tap.flush(30)
+        assert tap.flush(60)
         r = tap.receipt()
         from tensortap.pipeline.pipeline import pipeline
         print(json.dumps([r.captured, r.dropped, pipeline.pool.nbytes]))
@@ -97,7 +97,7 @@ TRACKED = """
 @pytest.mark.slow
 def test_memory_of_tracked_records_is_what_is_counted(serving, run):
     where = serving(memory="64MB")
-    run("import tensortap as tap; assert tap.catch(1.0, 'warm').wait(10)", to=where.address).end()
+    run("import tensortap as tap; assert tap.catch(1.0, 'warm').wait(60)", to=where.address).end()
     where.ask("answers.overview(server).written")
     before = rss(where.pid)
     run(TRACKED, to=where.address).end()
@@ -112,7 +112,7 @@ def test_memory_of_tracked_records_is_what_is_counted(serving, run):
 SMALL = """
     import numpy as np, tensortap as tap
     from tensortap.pipeline.pipeline import pipeline
-    assert tap.catch(1.0, "warm").wait(10)
+    assert tap.catch(1.0, "warm").wait(60)
     for i in range(60_000):
         tap.catch(np.full(256, i, "f4"), f"blocks.{i % NAMES}.attention.output.dense.weight")
     assert tap.flush(60)
@@ -124,7 +124,7 @@ SMALL = """
 @pytest.mark.parametrize("names", [1, 20])
 def test_memory_of_columns_is_what_is_counted(serving, run, names):
     where = serving(memory="32MB")
-    run("import tensortap as tap; assert tap.catch(1.0, 'warm').wait(10)", to=where.address).end()
+    run("import tensortap as tap; assert tap.catch(1.0, 'warm').wait(60)", to=where.address).end()
     where.ask("answers.overview(server).written")
     before = rss(where.pid)
     overflow = {"TENSORTAP_OVERFLOW": "block", "TENSORTAP_BUFFER": "8MB"}
@@ -148,7 +148,7 @@ def test_eviction_is_shown(capsys, run, monkeypatch):
             """
             import numpy as np, tensortap as tap
             for i in range(30):
-                assert tap.catch(np.full(10_000, i), "x").wait(10)
+                assert tap.catch(np.full(10_000, i), "x").wait(60)
             """,
             to=server,
         ).end()
@@ -176,7 +176,7 @@ def test_values_in_use_survive_their_eviction(run, wait_for, path):
             for line in iter(input, "end"):
                 for _ in range(int(line)):
                     x[:] = i
-                    assert tap.catch(x, "x").wait(10)
+                    assert tap.catch(x, "x").wait(60)
                     i += 1
                 print(i)
             """,
@@ -213,7 +213,7 @@ def test_values_from_get_belong_to_the_caller(server, run):
         tap.catch(np.zeros(10_000), "array"); tap.catch({"a": [np.zeros(4)]}, "nested")
         tap.catch(torch.tensor(0.0), "zero-dim"); tap.catch(jnp.zeros(4), "jax")
         tap.catch(torch.nn.Parameter(torch.zeros(3)), "parameter")
-        tap.flush(10)
+        tap.flush(60)
     """).end()
     for name in ("large", "small", "array", "zero-dim", "parameter"):
         value = fetch(server.history, name)
@@ -243,7 +243,7 @@ def test_takes_a_fixed_part_of_the_memory_of_the_training_process(serving, run):
             tap.catch(x, "x")
             most = max(most, pipeline.pool.taken)
             if i % 2:
-                tap.flush(30)
+                tap.flush(60)
         done = tap.flush(60)
         spare = bytearray(500 << 20)  # the next peak of the training
         receipt = tap.receipt()

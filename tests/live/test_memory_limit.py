@@ -31,7 +31,7 @@ TRAINING = """
         if step % 100 == 99:
             peak = np.ones(80 << 20)  # the program needs 640 MiB for a moment
             del peak
-    tap.flush(30)
+    tap.flush(60)
     receipt = tap.receipt()
     shown = [limits.total_memory(), receipt.captured, receipt.dropped, receipt.memory]
     print(json.dumps(shown))
@@ -58,7 +58,7 @@ def group():
 
 
 def remove(*folders: Path) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     for folder in folders:
         while folder.exists() and time.monotonic() < end:
             with contextlib.suppress(OSError):  # its processes are still ending

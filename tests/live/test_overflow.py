@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
@@ -17,14 +16,14 @@ def test_the_latest_of_each_name_wins(serving, run, wait_for, row, arena):
     program = run(
         """
         import json, numpy as np, tensortap as tap
-        assert tap.catch(0, "first").wait(10)
+        assert tap.catch(0, "first").wait(60)
         print("ready"); input()
         tickets = []
         for i in range(200):
             for name in "abcd":
                 tickets.append(tap.catch(np.full(30_000, i), name))
         print("caught"); input()
-        assert tap.flush(20)
+        assert tap.flush(60)
         arrived = sum(t.wait(0) for t in tickets)
         assert all(t.done for t in tickets)
         r = tap.receipt()
@@ -63,16 +62,20 @@ def test_blocking_loses_nothing(serving, run, wait_for):
     where = serving(memory="512MB")
     program = run(
         """
-        import json, time, numpy as np, tensortap as tap
-        assert tap.catch(0, "first").wait(10)
+        import json, numpy as np, tensortap as tap
+        from tensortap.pipeline.queue import Queue
+        make_room = Queue._make_room
+        def waits(*args):
+            print("waits")
+            return make_room(*args)
+        Queue._make_room = waits
+        assert tap.catch(0, "first").wait(60)
         print("ready"); input()
-        start = time.monotonic()
         for i in range(300):
             tap.catch(np.full(30_000, i), "x")
-        blocked = time.monotonic() - start
-        assert tap.flush(20)
+        assert tap.flush(60)
         r = tap.receipt()
-        print(json.dumps([blocked, r.captured, r.dropped]))
+        print(json.dumps([r.captured, r.dropped]))
         """,
         to=where.address,
         TENSORTAP_BUFFER="4MB",
@@ -81,14 +84,10 @@ def test_blocking_loses_nothing(serving, run, wait_for):
     assert program.line() == "ready"
     where.stop()
     program.say()
-    time.sleep(0.5)
-    assert program.process.poll() is None
+    assert program.line() == "waits"
     where.go_on()
-    blocked, *counts = json.loads(program.line())
-    assert counts == [301, 0]
-    assert blocked > 0.3
+    assert program.result() == [301, 0]
     assert where.ask("[r.step for r in server.history.records('x')]") == list(range(300))
-    program.end()
 
 
 @pytest.mark.fault("kill -9 of a session")
@@ -97,7 +96,7 @@ def test_blocking_ends_when_the_server_dies(serving, run, wait_for):
     program = run(
         """
         import numpy as np, tensortap as tap
-        assert tap.catch(0, "first").wait(10)
+        assert tap.catch(0, "first").wait(60)
         print("ready"); input()
         for i in range(100):
             tap.catch(np.full(30_000, i), "x")
@@ -114,7 +113,6 @@ def test_blocking_ends_when_the_server_dies(serving, run, wait_for):
     program.say()
     where.kill()
     assert program.line() == "done"
-    program.end()
 
 
 @pytest.mark.parametrize("arena", ["", "1"], ids=["shared memory", "TCP"])
@@ -124,8 +122,8 @@ def test_one_tensor_larger_than_the_budget_arrives(server, run, arena):
         import torch, tensortap as tap
         big = torch.arange(3_000_000)
         for i in range(3):
-            assert tap.catch(big + i, "big").wait(20)
-        assert tap.catch("after", "small").wait(10)
+            assert tap.catch(big + i, "big").wait(60)
+        assert tap.catch("after", "small").wait(60)
         assert tap.receipt().dropped == 0
         """,
         TENSORTAP_BUFFER="1MB",
@@ -141,13 +139,13 @@ def test_a_value_larger_than_the_history_is_dropped_alone(serving, run, wait_for
     program = run(
         """
         import json, numpy as np, tensortap as tap
-        assert tap.catch(0, "first").wait(10)
+        assert tap.catch(0, "first").wait(60)
         tickets = [tap.catch(i, "before") for i in range(5)]
         big = [tap.catch(np.ones(3_000_000), "big") for _ in range(2)]
         tickets += [tap.catch(np.full(10_000, i), "after") for i in range(5)]
-        assert [t.wait(10) for t in big] == [False, False]
-        assert all(t.wait(10) for t in tickets)
-        assert tap.catch(np.ones(3_000_000), "big").wait(10) is False
+        assert [t.wait(60) for t in big] == [False, False]
+        assert all(t.wait(60) for t in tickets)
+        assert tap.catch(np.ones(3_000_000), "big").wait(60) is False
         r = tap.receipt()
         print(json.dumps([r.captured, r.reasons, r.dropped, r.sessions.popitem()[1]]))
         input()
@@ -171,19 +169,20 @@ def test_a_ticket_tells_whether_its_value_arrived(serving, run, wait_for):
         """
         import time, numpy as np, tensortap as tap
         print("ready"); input()
-        assert tap.catch(1, "x").wait(10) is True
-        assert tap.catch(1, "x", when=False).wait(10) is False   # skipped: known at once
+        assert tap.catch(1, "x").wait(60) is True
+        assert tap.catch(1, "x", when=False).wait(60) is False   # skipped: known at once
         print("stop"); input()
         ticket = tap.catch(2, "x")
         start = time.monotonic()
         assert ticket.wait(0.3) is False and not ticket.done     # not yet
-        assert 0.25 < time.monotonic() - start < 2
+        assert time.monotonic() - start > 0.29
         print("go on")
-        assert ticket.wait(10) is True and ticket.done
+        assert ticket.wait(60) is True and ticket.done
         assert ticket.wait(0) is True
         print("die"); input()
         ticket = tap.catch(3, "x")
         assert ticket.wait(0.2) is False
+        print("dead")
         """,
         to=where.address,
     )
@@ -197,7 +196,7 @@ def test_a_ticket_tells_whether_its_value_arrived(serving, run, wait_for):
     assert program.line() == "die"
     where.stop()
     program.say()
-    program.end()
+    assert program.line() == "dead"
 
 
 def test_block_waits_for_room_in_the_arena(serving, run):
@@ -205,11 +204,11 @@ def test_block_waits_for_room_in_the_arena(serving, run):
     program = run(
         """
         import numpy as np, tensortap as tap
-        assert tap.catch(0.0, "hello").wait(10)
+        assert tap.catch(0.0, "hello").wait(60)
         print("ready"); input()
         for i in range(40):
             tap.catch(np.full(75_000, i), "x")
-        assert tap.flush(30)
+        assert tap.flush(60)
         receipt = tap.receipt()
         print(receipt.captured, receipt.dropped, *receipt.sessions.values())
         """,

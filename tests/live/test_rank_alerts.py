@@ -23,7 +23,7 @@ _TORCH = """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    tap.catch(0, "hello").wait(30)
+    tap.catch(0, "hello").wait(60)
     with tap.track(model, optimizer=opt, alerts=[alerts.replicas(every=2)]) as tracker:
         for step in range(9):  # fewer than a straggler is behind
             model(torch.ones(3, 4)).sum().backward()
@@ -33,7 +33,7 @@ _TORCH = """
             if rank == 2 and step == 4:
                 model[2].weight.data.view(torch.int32)[1, 3] ^= 1 << 20
             tracker.step(loss=1.0)
-    assert tap.flush(30)
+    assert tap.flush(60)
     tap.finish()
 """
 
@@ -65,7 +65,7 @@ def test_a_flipped_bit_is_named_without_a_process_group(server, run):
 def test_a_run_on_disk_tells_the_same(run, tmp_path):
     init = f"tap.init({str(tmp_path)!r})"
     programs = [
-        run(_TORCH.format(rank=rank, init=init).replace('tap.catch(0, "hello").wait(30)', ""),
+        run(_TORCH.format(rank=rank, init=init).replace('tap.catch(0, "hello").wait(60)', ""),
             RANK=str(rank), WORLD_SIZE="3", TENSORTAP_SERVER="127.0.0.1:1")
         for rank in range(3)
     ]  # fmt: skip
@@ -77,7 +77,7 @@ def test_a_run_on_disk_tells_the_same(run, tmp_path):
 
 _STEPS = """
     import sys, torch, tensortap as tap
-    tap.catch(0, "hello").wait(30)
+    tap.catch(0, "hello").wait(60)
     print("there", flush=True)
     with tap.track(torch.nn.Linear(1, 1), weights=False) as tracker:
         for line in sys.stdin:
@@ -127,7 +127,7 @@ _JAX = """
     rank = {rank}
     mesh = Mesh(np.array(jax.devices()), ("dp",))
     whole, split = (NamedSharding(mesh, PartitionSpec(*names)) for names in ((), ("dp",)))
-    tap.catch(0, "hello").wait(30)
+    tap.catch(0, "hello").wait(60)
     def params(step):
         local = np.arange(12, dtype=np.float32).reshape(3, 4) + step
         if rank == 1 and step >= 4:
@@ -138,7 +138,7 @@ _JAX = """
     with tap.track(model_state=params(0), alerts=[alerts.replicas(every=2)]) as tracker:
         for step in range(8):
             tracker.step(params(step))
-    assert tap.flush(30)
+    assert tap.flush(60)
 """
 
 

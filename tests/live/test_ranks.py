@@ -12,7 +12,7 @@ CATCH = """
     import tensortap as tap
     for i in range(3):
         tap.catch([{rank}, i], "loss")
-    assert tap.flush(10)
+    assert tap.flush(60)
 """
 
 
@@ -63,7 +63,7 @@ def test_rank_from_torch_distributed(server, run, tmp_path):
         for i in range(3):
             tap.catch([{rank}, i], "loss")
         tap.catch(x, "reduced")
-        assert tap.flush(10)
+        assert tap.flush(60)
         dist.barrier()
         dist.destroy_process_group()
     """

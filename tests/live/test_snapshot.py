@@ -30,7 +30,7 @@ def test_changes_after_the_call_do_not_reach_the_snapshot(server, run, path):
             one.neg_()
             tap.catch(large[::2], "strided")
             large.zero_()
-        assert tap.flush(20)
+        assert tap.flush(60)
         assert tap.receipt().dropped == 0
         """,
         TENSORTAP_NO_ARENA=path,
@@ -61,7 +61,7 @@ def test_another_thread_that_catches_the_same_tensor_sees_whole_values(server, r
                 tap.catch(tensors[k], f"t{k}")
         threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
         [t.start() for t in threads]; [t.join() for t in threads]
-        assert tap.flush(20)
+        assert tap.flush(60)
     """).end()
     for k in range(4):
         for i in range(50):
@@ -122,7 +122,7 @@ TRAIN = """
         for value in model.state_dict().values():
             digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         digest.update(torch.get_rng_state().numpy().tobytes())
-        tap.flush(20)
+        tap.flush(60)
         return losses, digest.hexdigest(), tap.receipt().captured, tap.receipt().reasons["error"]
 
     print(json.dumps([train(autocast=False), train(autocast=True)]))
@@ -165,12 +165,12 @@ ODD = """
     for step in range(5):
         for name, value in odd.items():
             ticket = tap.catch(value, name)
-            assert not ticket.wait(5)
+            assert not ticket.wait(60)
         tap.catch(w, "w")
         (w * w).sum().backward()
         with torch.no_grad():
             w -= 0.1 * w.grad
-    assert tap.flush(10)
+    assert tap.flush(60)
     receipt = tap.receipt()
     print(json.dumps([receipt.dropped, receipt.captured]))
 """

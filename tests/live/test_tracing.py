@@ -2,7 +2,7 @@
 
 from tensortap import frameworks as arrays
 from tensortap.record import Kind, Opaque
-from tests.live.conftest import wait_for
+from tests.processes import wait_for
 
 
 def test_the_live_session_has_locals_of_the_program_and_of_its_workers(run, server, tmp_path):
@@ -29,7 +29,7 @@ def test_the_live_session_has_locals_of_the_program_and_of_its_workers(run, serv
         import torch, tensortap as tap
         from data import Numbers, step
 
-        tap.catch(0, "hello").wait(30)
+        tap.catch(0, "hello").wait(60)
         with tap.trace(step, ["y", "box"]) as tracer:
             for n in range(3):
                 step(torch.full((2, 2), float(n)))
@@ -39,7 +39,7 @@ def test_the_live_session_has_locals_of_the_program_and_of_its_workers(run, serv
             options = dict(num_workers=2, multiprocessing_context="fork")
             loader = torch.utils.data.DataLoader(data, **options)
             assert len(list(loader)) == 4
-        tap.flush(30)
+        tap.flush(60)
         """.replace("FOLDER", repr(str(tmp_path)))
     )
     program.end()

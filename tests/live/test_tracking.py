@@ -10,13 +10,13 @@ def test_the_live_session_shows_statistics(run, server):
         import torch, tensortap as tap
         from torch import nn
         model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-        tap.catch(0, "hello").wait(30)
+        tap.catch(0, "hello").wait(60)
         with tap.track(model, tensors="weight", alerts=True) as tracker:
             for n in range(3):
                 x = torch.full((5, 4), float("nan") if n == 2 else 1.0)
                 model(x).sum().backward()
                 tracker.step(loss=float(n))
-        tap.flush(30)
+        tap.flush(60)
         """
     )
     program.end()
@@ -38,7 +38,7 @@ def test_a_tracker_reads_back_what_the_session_has_and_keeps_nothing(run, server
         import json, torch, tensortap as tap
         from torch import nn
         model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-        tap.catch(0, "hello").wait(30)
+        tap.catch(0, "hello").wait(60)
         with tap.track(model, tensors="^0$") as tracker:
             for n in range(20):
                 model(torch.full((5, 4), 1.0 + n)).sum().backward()

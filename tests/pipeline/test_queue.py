@@ -84,8 +84,15 @@ def make():
     for queue in made:
         queue.sink.is_open = queue.sink.settles = True  # else it would wait for what is pending
         queue.sink.land()
-        queue.close(2)
+        queue.close(60)
         assert not queue._thread.is_alive()
+
+
+@pytest.fixture
+def endless_pauses(monkeypatch):
+    """Let the thread of a queue pause until somebody wakes it."""
+    for name in ("PAUSE", "LONG_PAUSE", "LONGEST_PAUSE"):
+        monkeypatch.setattr(f"tensortap.pipeline.queue.{name}", 3600.0)
 
 
 def dropped(queue, reason="over budget"):
@@ -110,12 +117,12 @@ def test_rejects_an_unknown_policy():
         Queue(Gate(), budget=1, overflow="all", name="test")
 
 
-def test_hands_small_records_over_together(make):
+def test_hands_small_records_over_together(make, endless_pauses):
     queue = make()
     for i in range(2000):
         put(queue, record("x", i))
-    assert queue.flush(10)
-    assert len(queue.sink.batches) < 200
+    assert queue.flush(60)
+    assert len(queue.sink.batches) < 5
 
 
 def test_latest_keeps_the_latest_of_each_name(make):
@@ -124,7 +131,7 @@ def test_latest_keeps_the_latest_of_each_name(make):
     assert all(tickets)
     assert dropped(queue) > 0
     queue.sink.is_open = True
-    assert queue.flush(10)
+    assert queue.flush(60)
     arrived = values(queue)
     assert arrived == sorted(arrived)
     assert {27, 28, 29} <= set(arrived)
@@ -155,7 +162,7 @@ def test_newest_drops_the_value_that_found_no_room(make):
     assert [t is not None for t in tickets] == [True, True, True, False, False]
     assert dropped(queue) == 2
     queue.sink.is_open = True
-    assert queue.flush(10)
+    assert queue.flush(60)
     assert values(queue) == [0, 1, 2]
 
 
@@ -168,12 +175,11 @@ def test_block_waits_for_room_and_drops_nothing(make):
 
     thread = threading.Thread(target=work)
     thread.start()
-    time.sleep(0.1)
-    assert thread.is_alive()
+    wait_for(lambda: queue._progress.waiting)
     assert queue.waiting == 3
     queue.sink.is_open = True
-    thread.join(10)
-    assert queue.flush(10)
+    thread.join(60)
+    assert queue.flush(60)
     assert values(queue) == list(range(50))
     assert all(done)
     assert dropped(queue) == 0
@@ -183,9 +189,7 @@ def test_block_does_not_wait_for_a_sink_that_wants_nothing(make):
     queue = make(is_open=False, budget=OVERHEAD, overflow="block")
     put(queue, record())
     threading.Timer(0.1, lambda: setattr(queue.sink, "accepting", False)).start()
-    began = time.monotonic()
     assert put(queue, record()) is None
-    assert time.monotonic() - began < 3
     assert dropped(queue) == 1
 
 
@@ -197,7 +201,7 @@ def test_admits_a_value_larger_than_the_budget_while_nothing_else_is_queued(make
     if overflow != "block":
         assert put(queue, record("other", 2), 10) is None
     queue.sink.is_open = True
-    assert large.wait(10)
+    assert large.wait(60)
 
 
 @pytest.mark.slow
@@ -221,21 +225,17 @@ def test_flush_waits_until_records_are_settled_or_time_is_up(make):
     ticket = put(queue, record())
     began = time.monotonic()
     assert not queue.flush(0.2)
-    assert 0.15 < time.monotonic() - began < 3
+    assert time.monotonic() - began > 0.19
     threading.Timer(0.1, queue.sink.land).start()
-    assert queue.flush(10)
+    assert queue.flush(60)
     assert ticket.wait(0)
 
 
-def test_flush_does_not_pause(make):
+def test_flush_does_not_pause(make, endless_pauses):
     queue = make()
-    times = []
     for _ in range(20):
         put(queue, record())
-        began = time.monotonic()
-        assert queue.flush(10)
-        times.append(time.monotonic() - began)
-    assert sorted(times)[10] < 0.1
+        assert queue.flush(60)
 
 
 @pytest.mark.slow
@@ -250,7 +250,7 @@ def test_drop_all_settles_and_counts_what_waits_or_flies(make):
     assert dropped(queue, "disconnected") == 6
     assert [t.wait(0) for t in (flying, *queued)] == [False] * 6
     assert all(t.done for t in (flying, *queued))
-    assert queue.flush(1)
+    assert queue.flush(60)
     assert put(queue, record(), 1 << 40), "all room is free again"
 
 
@@ -272,9 +272,9 @@ def test_an_error_in_the_sink_is_counted_and_does_not_end_the_thread(make, caplo
     queue = make()
     queue.sink.error = RuntimeError("broken")
     ticket = put(queue, record("lost"))
-    assert ticket.wait(5) is False
+    assert ticket.wait(60) is False
     assert ticket.done
-    assert put(queue, record("next")).wait(10)
+    assert put(queue, record("next")).wait(60)
     assert dropped(queue, "error") == 1
     assert "error in a background thread, which continues" in caplog.text
     assert "broken" in caplog.text
@@ -283,7 +283,7 @@ def test_an_error_in_the_sink_is_counted_and_does_not_end_the_thread(make, caplo
 def test_close_sends_what_is_queued_and_closes_the_sink(make):
     queue = make()
     tickets = [put(queue, record("x", i)) for i in range(100)]
-    queue.close(5)
+    queue.close(60)
     assert all(t.wait(0) for t in tickets)
     assert queue.sink.closed
     assert not queue.accepting
@@ -294,7 +294,7 @@ def test_close_gives_up_after_its_timeout_and_counts_what_is_left(make):
     tickets = [put(queue, record()) for _ in range(3)]
     began = time.monotonic()
     queue.close(0.3)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began > 0.29
     assert queue.sink.closed
     assert all(ticket.done and not ticket.wait(0) for ticket in tickets)
     assert dropped(queue, "disconnected") == 3
@@ -337,10 +337,7 @@ def test_every_record_arrives_or_is_counted_as_dropped(actions, overflow, budget
                     queue.drop_all()
         sink.is_open = True
         sink.settles = True
-        deadline = time.monotonic() + 10
-        while not queue.flush(0.02):
-            sink.land()
-            assert time.monotonic() < deadline
+        wait_for(lambda: queue.flush(0.02) or sink.land())
         assert len(sink.dropped) == rejected
         assert all(ticket.done for ticket in taken)
         # each record was sent, replaced by a newer one, or dropped with everything else
@@ -352,7 +349,7 @@ def test_every_record_arrives_or_is_counted_as_dropped(actions, overflow, budget
         assert dropped(queue, "disconnected") >= len(unsent) - replaced >= 0
         assert queue.state.put == queue.state.got
     finally:
-        queue.close(1)
+        queue.close(60)
 
 
 def test_counts_add_up_with_many_threads_and_a_small_budget(make):
@@ -370,7 +367,7 @@ def test_counts_add_up_with_many_threads_and_a_small_budget(make):
         thread.start()
     for thread in threads:
         thread.join()
-    assert queue.flush(10)
+    assert queue.flush(60)
     assert len(taken) + len(queue.sink.dropped) == 6000
     assert len(queue.sink.sent) + dropped(queue) == 6000
     assert sum(ticket.wait(0) for ticket in taken) == len(queue.sink.sent)

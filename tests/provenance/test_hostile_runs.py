@@ -278,7 +278,7 @@ def test_lines_stay_lines(tmp_path, ran):
     )
     for script in ("environment.sh", "run.sh"):
         subprocess.run(["sh", str(made.folder / script)], cwd=tmp_path, capture_output=True,
-                       check=False, timeout=20, env={"PYTHON": "true"})  # fmt: skip
+                       check=False, timeout=60, env={"PYTHON": "true"})  # fmt: skip
     assert not ran.exists()
     lines = (made.folder / "requirements.txt").read_text().splitlines()
     used = [line for line in lines if line and not line.startswith("#")]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
-import time
 
 import pytest
 
@@ -13,6 +13,7 @@ from tensortap.errors import NotFound, TensortapError
 from tensortap.readers.live import LiveReader, open_live
 from tensortap.wire import keys
 from tensortap.wire.address import Address
+from tests.processes import wait_for
 from tests.readers.contract import RECORDS, ReaderContract, record
 
 pytestmark = pytest.mark.slow
@@ -56,10 +57,8 @@ def test_no_server_is_listening():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = Address("127.0.0.1", free.getsockname()[1])
-    began = time.monotonic()
     with pytest.raises(NotFound, match=r"no server is listening; start one: tap\.serve\(\)"):
-        LiveReader(address)
-    assert time.monotonic() - began < 4
+        LiveReader(address, timeout=10_000)  # which it does not wait for
 
 
 def test_asks_only_for_the_records_it_needs(server):
@@ -111,19 +110,17 @@ def test_threads_share_a_reader(server):
 
 
 def test_reconnects_to_a_restarted_session(server):
-    with LiveReader(server.address, timeout=3.0) as reader:
+    with LiveReader(server.address, timeout=60.0) as reader:
         assert reader.names()
         server.close()
         with pytest.raises(TensortapError, match=r"has closed|no live session|does not answer"):
             reader.names()
         again = live.start("127.0.0.1", server.address.port, "64MB")
         again.history.write([record(0, "new", 1)])
-        deadline = time.monotonic() + 15
-        names = None
-        while names is None and time.monotonic() < deadline:
-            try:
-                names = reader.names()
-            except TensortapError:
-                time.sleep(0.05)
-        assert names == ["new"]
+
+        def connected():
+            with contextlib.suppress(TensortapError):
+                return reader.names() == ["new"]
+
+        wait_for(connected)
         again.close()

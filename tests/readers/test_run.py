@@ -34,7 +34,7 @@ class TestOpenRun(ReaderContract):
     def reader(self, tmp_path):
         run = make_run(tmp_path, 2)
         sinks = write(run, RECORDS)
-        assert all(sink.flush(10) for sink in sinks.values())
+        assert all(sink.flush(60) for sink in sinks.values())
         yield RunReader(run)
         for sink in sinks.values():
             sink.close()
@@ -44,7 +44,7 @@ class TestOpenRun(ReaderContract):
 def sealed(tmp_path_factory):
     run = make_run(tmp_path_factory.mktemp("sealed"), 2)
     for sink in write(run, RECORDS).values():
-        sink.close(10)
+        sink.close(60)
     return run
 
 
@@ -87,7 +87,7 @@ def test_many_row_groups_and_parts(tmp_path, monkeypatch):
         for i in range(333)
     ]
     (sink,) = write(run, records).values()
-    assert sink.flush(10)
+    assert sink.flush(60)
     reader = RunReader(run)
     assert len(reader.by_rank[0].parts) >= 5
     assert reader.counts() == {"a": 167, "b": 166}
@@ -99,7 +99,7 @@ def test_many_row_groups_and_parts(tmp_path, monkeypatch):
     assert [r.seq for r in reader.new_records()] == list(range(333))
     assert reader.new_records() == []
     sink.write(msgspec.structs.replace(records[0], seq=333), Ticket(1), 8)
-    sink.close(10)
+    sink.close(60)
     reader.refresh()
     assert [r.seq for r in reader.new_records()] == [333]
 
@@ -119,7 +119,7 @@ def test_reads_tables_once_for_many_names(tmp_path, monkeypatch):
         for i in range(500)
     ]  # fmt: skip
     for sink in write(run, records).values():
-        sink.close(10)
+        sink.close(60)
     reader = RunReader(run)
     want = {name: reader.records(name) for name in reader.names()}
     newest = {(r.name, r.kind, r.rank): r for held in want.values() for r in held}

@@ -61,7 +61,7 @@ for step in range(3):
     tap.catch(step * 0.5, "loss")
     tap.catch(np.zeros(100_000) + step, "big")
     tap.catch(np.arange(3.0), "small")
-assert tap.flush(30)
+assert tap.flush(60)
 still = tap.open(path)
 assert still.get("loss", step=1) == 0.5
 assert still.get("big", step=2)[0] == 2

@@ -39,7 +39,7 @@ sink, pool = Queue(store.StoreSink(Path(sys.argv[1]), 0), budget=1 << 28, overfl
                         name="t"), Pool()
 for seq in range(100_000):
     put(sink, large(seq, float(seq), name="w" if seq % 3 else "v", pool=pool))
-    if seq % 7 == 0 and sink.flush(10):
+    if seq % 7 == 0 and sink.flush(60):
         print(seq, flush=True)
 """
 
@@ -77,7 +77,7 @@ def killed(tmp_path_factory):
         sinks = sinks or write(run, [large(seq, float(seq), pool=pool)])
         if seq:
             sinks[0].write(large(seq, float(seq), pool=pool), Ticket(1), 8)
-        assert sinks[0].flush(10)
+        assert sinks[0].flush(60)
     copy = tmp_path_factory.mktemp("killed") / "run"
     shutil.copytree(run, copy)
     sinks[0].close()
@@ -145,7 +145,7 @@ def test_payload_file_cut_at_any_byte_raises_clear_error(killed, tmp_path_factor
 
 def test_broken_table_raises_clear_error(tmp_path):
     run = make_run(tmp_path, 1)
-    write(run, [large(0, 1.0)])[0].close(10)
+    write(run, [large(0, 1.0)])[0].close(60)
     (part,) = run.glob("records/*/*.parquet")
     content = part.read_bytes()
     for length in (0, 3, 10, len(content) // 2, len(content) - 1):
@@ -160,9 +160,9 @@ def test_broken_table_raises_clear_error(tmp_path):
 def test_crash_between_sealing_and_new_tail_shows_nothing_twice(tmp_path):
     run = make_run(tmp_path, 1)
     sinks = write(run, [large(seq, float(seq)) for seq in range(5)])
-    assert sinks[0].flush(10)
+    assert sinks[0].flush(60)
     tail = run / "records" / "00000" / "tail.arrows"
     old = tail.read_bytes()
-    sinks[0].close(10)
+    sinks[0].close(60)
     tail.write_bytes(old)  # as if the new tail had never been written
     assert [r.seq for r in RunReader(run).new_records()] == list(range(5))

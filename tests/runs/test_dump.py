@@ -37,7 +37,7 @@ def test_file_depends_on_type_and_is_written_at_once(run):
 def test_repeated_name_gets_a_number(run):
     names = [tap.dump(torch.tensor(i), "x").name for i in range(3)]
     assert names == ["x.pt", "x_0001.pt", "x_0002.pt"]
-    tap.flush(10)
+    tap.flush(60)
     opened = tap.open(run)
     assert [int(v) for v in opened.get_all("x")] == [0, 1, 2]
     assert int(opened.get("x", step=1)) == 1
@@ -78,7 +78,7 @@ def test_registered_format(run):
     )
     try:
         assert tap.dump(Point(3), "p").name == "p.point.json"
-        tap.flush(10)
+        tap.flush(60)
         assert tap.open(run).get("p").x == 3
         assert files.format_of(Point(1)).compare(Point(2), Point(2))
     finally:
@@ -127,7 +127,7 @@ def test_harmless_pickles_need_no_trust(run):
 
 def test_trusted_file_may_hold_any_class(run):
     tap.dump(Point(4), "mine")
-    tap.flush(10)
+    tap.flush(60)
     opened = tap.open(run)
     with pytest.raises(files.UntrustedFile, match="Point"):
         opened.get("mine")
@@ -140,7 +140,7 @@ def test_object_that_cannot_be_saved_is_missing(run, caplog):
     assert set(run.iterdir()) == before
     assert "'f' was not" in caplog.text
     tap.dump(1, "g")
-    assert tap.flush(10)
+    assert tap.flush(60)
     assert tap.open(run).missing() == [("f", 0, 0)]
 
 
@@ -152,7 +152,7 @@ def test_full_disk_does_not_stop_training(run, monkeypatch):
         patch.setattr(np, "save", full)
         assert tap.dump(np.ones(3), "full") is None
     assert tap.dump(np.ones(3), "full").name == "full.npy"
-    assert tap.flush(10)
+    assert tap.flush(60)
     assert tap.open(run).missing() == [("full", 0, 0)]
 
 
@@ -168,7 +168,7 @@ def test_describe_reads_the_dumped_file(run, capsys):
     tap.dump(torch.arange(6.0).reshape(2, 3), "output")
     tap.dump({"w": np.ones(4)}, "tree")
     tap.dump(Point(1), "own")
-    tap.flush(10)
+    tap.flush(60)
     opened = tap.open(run)
     opened.describe("output")
     assert "[2, 3] f32" in capsys.readouterr().out

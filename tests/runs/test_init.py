@@ -92,7 +92,7 @@ def test_run_can_be_read_while_it_is_written(program, tmp_path):
         for step in range(30):
             tap.catch(step * 1.0, "x")
             if step % 10 == 9:
-                assert tap.flush(10)
+                assert tap.flush(60)
                 print(len(reader.refresh().get_all("x")), reader.reader.info.ended)
     """)
     assert out.split("\n")[:3] == ["10 None", "20 None", "30 None"]
@@ -102,19 +102,19 @@ def test_follow_yields_new_records_and_ends_with_the_run(program, tmp_path):
     out = program("""
         import subprocess, sys, tensortap as tap
         path = tap.init("runs")
-        tap.catch(0.0, "x"); tap.flush(10)
+        tap.catch(0.0, "x"); tap.flush(60)
         code = (
             "import sys, tensortap as tap\\n"
-            "for r in tap.open(sys.argv[1] + '/').follow(20):\\n"
+            "for r in tap.open(sys.argv[1] + '/').follow(60):\\n"
             "    print(r.step, r.value, flush=True)"
         )
         command = [sys.executable, "-c", code, str(path)]
         follower = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert follower.stdout.readline() == "0 0.0\\n"
-        tap.catch(1.0, "x"); tap.flush(10)
+        tap.catch(1.0, "x"); tap.flush(60)
         assert follower.stdout.readline() == "1 1.0\\n"
         tap.finish()
-        assert follower.wait(20) == 0
+        assert follower.wait(60) == 0
         print("ended")
     """)
     assert out.strip() == "ended"
@@ -201,7 +201,7 @@ def test_forked_child_does_not_write_into_the_run_of_its_parent(program):
     out = program("""
         import os, tensortap as tap
         path = tap.init("runs")
-        tap.catch(1.0, "x"); tap.flush(10)
+        tap.catch(1.0, "x"); tap.flush(60)
         child = os.fork()
         if not child:
             tap.catch(2.0, "x")
@@ -309,7 +309,7 @@ def test_invalid_server_address_does_not_affect_the_run(program):
 def test_removed_run_affects_neither_training_nor_the_next_run(tmp_path):
     path = tap.init(tmp_path / "runs")
     tap.catch(1.0, "x")
-    tap.flush(10)
+    tap.flush(60)
     shutil.rmtree(path)
     tap.catch(2.0, "x")
     tap.finish()

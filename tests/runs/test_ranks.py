@@ -91,7 +91,7 @@ def test_ranks_agree_through_a_shared_folder(tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert len({str(found["one", rank]) for rank in range(3)}) == 1
     assert len({str(found["another", rank]) for rank in range(3)}) == 1
     assert found["one", 0] != found["another", 0]
@@ -111,7 +111,7 @@ def test_ignores_answer_to_an_older_job(tmp_path):
         late.join(0.3)
         assert late.is_alive()
         join(into, 0)
-        late.join(30)
+        late.join(60)
     assert first[0] == first[1]
     assert second[0] == second[1]
     assert first[0] != second[0]

@@ -29,7 +29,7 @@ def test_session_saves_what_it_receives(tmp_path, run_program):
                 for step in range(20):
                     tap.catch(np.full(10_000, step + 100 * int(os.environ["RANK"])), "x")
                     tap.catch(step, "n")
-                assert tap.flush(20)
+                assert tap.flush(60)
                 """,
                 env={"TENSORTAP_SERVER": address, "RANK": rank, "WORLD_SIZE": "2"},
             )

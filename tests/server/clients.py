@@ -28,13 +28,6 @@ def record(name="x", value=1.5, *, step=0, rank=0, **fields) -> Record:
     return Record(name, Kind.VALUE, step, 0, next(_seq), rank, 1, now, value=value, **fields)
 
 
-def wait_for(condition, timeout: float = 10.0, what: str = "") -> None:
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, what or "it did not happen in time"
-        time.sleep(0.005)
-
-
 class RealClient:
     """A real client, with queue, thread, socket and arena."""
 
@@ -49,7 +42,7 @@ class RealClient:
         """The state of the connection, as the receipt shows it."""
         return self.ledger.sessions[str(self.sink.address)]
 
-    def deliver(self, name="real", nbytes=100_000, timeout=10.0) -> bool:
+    def deliver(self, name="real", nbytes=100_000, timeout=60) -> bool:
         """Send a tensor; return whether the server acknowledges it."""
         lease = self.pool.acquire(nbytes)
         lease.writable[:] = b"\x07" * nbytes
@@ -102,14 +95,14 @@ class RawClient:
     def send_message(self, kind: bytes, header, *body: bytes) -> None:
         self.send(*wire.message(kind, header), *body)
 
-    def receive(self, timeout: float = 5.0):
+    def receive(self, timeout: float = 60.0):
         """Return the header of the next message, or None."""
         if not self.socket.poll(timeout * 1000):
             return None
         frames = self.socket.recv_multipart()
         return wire.read_header(frames[0], frames[1])
 
-    def receive_a(self, kind, timeout: float = 20.0):
+    def receive_a(self, kind, timeout: float = 60.0):
         """Return the next header of this type; skip others."""
         while (header := self.receive(timeout)) is not None:
             if isinstance(header, kind):
@@ -117,7 +110,7 @@ class RawClient:
         raise AssertionError(f"received no {kind.__name__}")
 
     def hello(
-        self, *, role="source", protocol=wire.PROTOCOL, version="0.1.0", timeout=5.0, **fields
+        self, *, role="source", protocol=wire.PROTOCOL, version="0.1.0", timeout=60, **fields
     ):
         """Say hello; return the answer."""
         fields.setdefault("client", wire.Client(secrets.token_bytes(16), program="raw"))

@@ -15,8 +15,9 @@ from tensortap.api import session as live
 from tensortap.server import answers
 from tensortap.wire import keys
 from tensortap.wire import messages as wire
+from tests.processes import wait_for
 from tests.proof import kind_of
-from tests.server.clients import RawClient, assert_serves, wait_for
+from tests.server.clients import RawClient, assert_serves
 from tests.wire.test_messages import BLOCK, COLUMNS, HEADERS, deep, mutate, some_records
 
 seeds = st.integers(0, (1 << 64) - 1)
@@ -114,7 +115,7 @@ def test_mutated_messages(served, caplog, monkeypatch, request, record_property)
                 handled.clear()
                 for _ in range(together):
                     client.send(*message(rng, client.numbers))
-                wait_for(lambda n=together: len(handled) >= n, 10, "a message was not processed")
+                wait_for(lambda n=together: len(handled) >= n, "a message was not processed")
         counts.append(BATCH)
         assert served.alive
         assert served.history.nbytes <= served.history.bound

@@ -24,7 +24,8 @@ from tensortap.wire import keys
 from tensortap.wire import messages as wire
 from tensortap.wire.address import Address
 from tensortap.wire.channel import Channel, ConnectionState
-from tests.server.clients import Proxy, RawClient, RealClient, assert_serves, wait_for
+from tests.processes import wait_for
+from tests.server.clients import Proxy, RawClient, RealClient, assert_serves
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 
@@ -76,22 +77,29 @@ def test_client_does_not_blame_the_key_while_the_server_is_silent(monkeypatch):
     monkeypatch.setattr("tensortap.wire.channel._TIMEOUT", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = Address(*silent.getsockname())
-        with pytest.raises(NotFound, match=r"the server has not answered yet$"):
-            LiveReader(address, 0.2)
-        said = refusal_of(address)
-    assert said.startswith("the server did not answer within")
-    assert "key" not in said
+        reasons = [refusal_of(address)]
+        assert reasons[0].startswith("the server did not answer within")
+
+        def connected():
+            with pytest.raises(NotFound) as caught:
+                LiveReader(address, 0.2)
+            reasons.append(str(caught.value))
+            return reasons[-1].endswith("the server has not answered yet")
+
+        wait_for(connected)
+    assert not any("key" in reason for reason in reasons)
 
 
 @pytest.mark.slow
 @pytest.mark.attack("wrong key")
 def test_rejects_and_counts_a_wrong_key(server, bystander):
-    with RawClient(server.address, key=b"\1" * 32) as client:
-        assert client.hello(timeout=0.5) is None
-    with RawClient(server.address, pair=zmq.curve_keypair()) as client:  # knows the server's key
-        client.send_message(wire.QUERY, wire.Query(1, "overview"))
-        assert client.receive(0.5) is None
-    wait_for(lambda: server.rejected["wrong key"] >= 2)
+    strangers = {"key": b"\1" * 32}, {"pair": zmq.curve_keypair()}  # the second knows our key
+    for options in strangers:
+        before = server.rejected["wrong key"]
+        with RawClient(server.address, **options) as client:
+            client.send_message(wire.QUERY, wire.Query(1, "overview"))
+            wait_for(lambda n=before: server.rejected["wrong key"] > n)
+            assert client.receive(0) is None
     # libzmq tries again, and a client that closes meanwhile has not finished its handshake
     shown = answers.overview(server).rejected
     assert set(shown) <= {"wrong key", "failed handshake"}
@@ -144,9 +152,10 @@ OTHER_USER = """
     {key}
     for i in range(10):
         tap.catch(numpy.zeros(100_000), "other")
-        time.sleep(0.02)
     ticket = tap.catch(1, "other")
-    print("arrived", ticket.wait(0.5))
+    while not (ticket.done and "none: " in str(tap.receipt().sessions)):
+        time.sleep(0.01)
+    print("arrived", ticket.wait(0))
     print("sessions", tap.receipt().sessions)
     try:
         tap.open({address!r}, 1.0)
@@ -307,8 +316,8 @@ def test_recorded_connection_cannot_be_replayed(server):
     assert real.deliver("once")
     real.close()
     proxy.close()
-    with socket.create_connection(tuple(server.address), 5) as replay:
-        replay.settimeout(5)
+    with socket.create_connection(tuple(server.address), 60) as replay:
+        replay.settimeout(60)
         with contextlib.suppress(OSError):
             replay.sendall(proxy.sent)
             while replay.recv(1 << 16):
@@ -360,7 +369,7 @@ def test_greeting_has_what_the_training_side_needs(public, monkeypatch):
     # these are enough on a machine without either
     code = """
         import tensortap as tap
-        print(tap.catch([1, 2], "far").wait(10))
+        print(tap.catch([1, 2], "far").wait(60))
     """
     env = {k: v for k, v in os.environ.items() if k not in ("XDG_CONFIG_HOME", "HOME")}
     env |= {**exports, "HOME": "/nonexistent", "PYTHONPATH": SOURCE}

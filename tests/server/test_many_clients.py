@@ -10,7 +10,8 @@ from textwrap import dedent
 import psutil
 import pytest
 
-from tests.server.clients import assert_serves, wait_for
+from tests.processes import wait_for
+from tests.server.clients import assert_serves
 
 PROCESSES, EACH = 4, 256
 PROGRAM = """
@@ -74,4 +75,4 @@ def test_serves_1024_connections(server, bystander):
     finally:
         for process in crowd:
             process.communicate("\n", timeout=60)
-    wait_for(lambda: sum(c.connection is not None for c in server.clients.values()) == 1, 60)
+    wait_for(lambda: sum(c.connection is not None for c in server.clients.values()) == 1)

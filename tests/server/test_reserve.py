@@ -13,7 +13,7 @@ from tensortap.history import History
 from tensortap.record import Kind, Record, TensorData
 from tensortap.server import reserve as module
 from tensortap.server.reserve import Reserve, TouchedPiece
-from tests.server.clients import wait_for
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="touches memory on Linux")
 

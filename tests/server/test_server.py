@@ -25,6 +25,7 @@ from tensortap.record import Blob, Fields, Items, Mapping, Number, Opaque, Tenso
 from tensortap.server import answers
 from tensortap.server import server as module
 from tensortap.wire import messages as wire
+from tests.processes import wait_for
 from tests.server.clients import RawClient, assert_serves, record
 
 pytestmark = pytest.mark.slow
@@ -72,7 +73,7 @@ NOISE = {
 def test_survives_other_protocols(server, bystander, noise):
     before = rss()
     for _ in range(5):
-        with socket.create_connection(tuple(server.address), 5) as connection:
+        with socket.create_connection(tuple(server.address), 60) as connection:
             try:
                 connection.sendall(NOISE[noise])
                 connection.settimeout(0.05)
@@ -302,10 +303,8 @@ def test_reads_all_that_a_client_sent_before_it_ended(server, bystander, monkeyp
         client.connect()
         for i in range(60):
             client.send_batch(pack([record("x", i)]))
-        client.context.destroy(linger=5000)
-    deadline = time.monotonic() + 20
-    while len(server.history.records("x")) < 60 and time.monotonic() < deadline:
-        time.sleep(0.02)
+        client.context.destroy(linger=60_000)
+    wait_for(lambda: len(server.history.records("x")) == 60)
     assert [r.value for r in server.history.records("x")] == list(range(60))
     assert not server.rejected
 
@@ -500,7 +499,6 @@ VALUES = {
 @pytest.mark.parametrize("manner", VALUES)
 @pytest.mark.attack("hostile records")
 def test_rejects_malformed_records(server, bystander, raw, manner):
-    began = time.monotonic()
     number = raw.send_batch(VALUES[manner])
     answer = raw.receive()
     if isinstance(answer, wire.Ack):
@@ -508,7 +506,6 @@ def test_rejects_malformed_records(server, bystander, raw, manner):
     else:
         assert manner == "nothing"
     assert server.rejected == {"invalid message": 1}
-    assert time.monotonic() - began < 2
     assert server.history.names() == ["bystander"]
 
 
@@ -579,7 +576,6 @@ def test_names_are_sanitized_for_the_terminal(server, bystander, raw, manner, ca
     name = EVIL[manner]
     raw.send_batch(pack([record(name, "value of evil")]))
     raw.receive_a(wire.Ack)
-    began = time.monotonic()
     monkeypatch.setattr(live, "_server", server)
     live.summary()
     live.describe(name)
@@ -593,7 +589,6 @@ def test_names_are_sanitized_for_the_terminal(server, bystander, raw, manner, ca
     if manner == "emoji":
         assert printed.count(":warning:") >= 2
     assert len(text) < 50_000
-    assert time.monotonic() - began < 5
 
 
 @pytest.mark.attack("control characters for the terminal")
@@ -673,7 +668,9 @@ def test_serves_a_client_after_rejected_ones(server):
     with RawClient(server.address) as one, RawClient(server.address, key=b"\1" * 32) as two:
         one.send(b"\xff" * 1000)
         one.receive_a(wire.Refusal)
-        assert two.hello(timeout=0.5) is None
+        two.hello(timeout=0)
+        wait_for(lambda: server.rejected["wrong key"] >= 1)
+        assert two.receive(0) is None
         assert_serves(server)
 
 

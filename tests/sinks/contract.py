@@ -40,13 +40,13 @@ class SinkContract:
     def test_every_record_arrives_once_and_in_order(self, queue):
         sent = [record("ab"[i % 2], i) for i in range(500)]
         tickets = [put(queue, one, 8) for one in sent]
-        assert queue.flush(10)
+        assert queue.flush(60)
         assert self.arrived(queue) == sent
         assert all(ticket.done and ticket.wait(0) for ticket in tickets)
         assert not any(queue.ledger.reasons().values())
 
     def test_waiting_for_a_ticket_sends_its_record(self, queue):
-        assert put(queue, record("waited")).wait(10)
+        assert put(queue, record("waited")).wait(60)
         assert [r.name for r in self.arrived(queue)] == ["waited"]
 
     def test_many_threads_write_at_once(self, queue):
@@ -59,7 +59,7 @@ class SinkContract:
             thread.start()
         for thread in threads:
             thread.join()
-        assert queue.flush(10)
+        assert queue.flush(60)
         arrived = self.arrived(queue)
         for thread in range(5):
             mine = [r.value for r in arrived if r.name == f"thread {thread}"]
@@ -72,7 +72,7 @@ class SinkContract:
     def test_accepts_until_it_is_closed_and_can_be_closed_twice(self, queue):
         assert queue.accepting
         put(queue, record("last"))
-        queue.close(5)
+        queue.close(60)
         assert not queue.accepting
         assert [r.name for r in self.arrived(queue)] == ["last"]
         queue.close(1)

@@ -78,7 +78,7 @@ def test_sends_what_does_not_fit_into_the_arena(server, connect):
     for i in range(6):
         array, one = large(pool, i, (i + 1) << 20)
         sent.append(array)
-        assert put(queue, one, array.nbytes).wait(10)
+        assert put(queue, one, array.nbytes).wait(60)
     arrived = [rebuild(r.value) for r in server.history.since(0)[1]]
     assert all(np.array_equal(a, b) for a, b in zip(arrived, sent, strict=True))
 
@@ -92,7 +92,7 @@ def test_sends_values_that_wait_together_in_few_batches_on_one_host(server, aren
     for array, one in values:
         put(queue, one, array.nbytes)
     sink.address = server.address
-    assert queue.flush(10)
+    assert queue.flush(60)
     arrived = [rebuild(r.value) for r in server.history.since(0)[1]]
     assert all(np.array_equal(a, b) for a, (b, _) in zip(arrived, values, strict=True))
     batches = server.clients[sink.id].last_batch - 1  # one of them has no records
@@ -104,11 +104,11 @@ def test_sends_values_that_wait_together_in_few_batches_on_one_host(server, aren
 def test_uses_its_arena_again_once_the_server_has_copied_it(server, connect):
     pool = Pool(20 << 20)
     queue = connect(pool)
-    assert put(queue, record("first", 0.0)).wait(10)
+    assert put(queue, record("first", 0.0)).wait(60)
     for i in range(40):  # the history holds 64 MB
         array, one = large(pool, i, 8 << 20)
         assert one.value.data.segment.number == 1
-        assert put(queue, one, array.nbytes).wait(10)
+        assert put(queue, one, array.nbytes).wait(60)
     del one
     assert np.array_equal(rebuild(server.history.since(0)[1][-1].value), array)
     assert pool.acquire_shared(pool.nbytes) is not None
@@ -119,7 +119,7 @@ def test_encrypts_small_records_only_on_their_way_to_another_host(
     server, connect, arena, monkeypatch
 ):
     queue = connect(arena=arena)
-    assert put(queue, record("first", 0.0)).wait(10)
+    assert put(queue, record("first", 0.0)).wait(60)
     sent = []
     send = queue.sink._channel.send
     monkeypatch.setattr(
@@ -127,7 +127,7 @@ def test_encrypts_small_records_only_on_their_way_to_another_host(
     )
     content = np.full(8000, 7, np.uint8).tobytes()
     value = TensorData("numpy", "uint8", (8000,), content)
-    assert put(queue, record("small", value), 8000).wait(10)
+    assert put(queue, record("small", value), 8000).wait(60)
     assert rebuild(server.history.records("small")[0].value).tobytes() == content
     assert any(content in b"".join(map(bytes, frames)) for frames in sent) is not arena
 
@@ -163,9 +163,9 @@ def test_sends_longer_names_than_a_header_can_hold(server, connect):
 def test_abandons_an_arena_that_a_stopped_server_may_still_read(server, connect):
     pool = Pool(20 << 20)
     queue = connect(pool)
-    assert put(queue, record("first", 0.0)).wait(10)
+    assert put(queue, record("first", 0.0)).wait(60)
     array, one = large(pool, 1, 8 << 20)
-    assert put(queue, one, array.nbytes).wait(10)
+    assert put(queue, one, array.nbytes).wait(60)
     queue.sink._flights[99] = queue.sink._flights.get(99) or _flight(one)
     assert len(queue.sink.give_up()) == 1
     assert large(pool, 2, 8 << 20)[1].value.data.segment.number == 0

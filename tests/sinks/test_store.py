@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -26,6 +25,7 @@ from tensortap.runs.folders import make_run
 from tensortap.sinks.store import StoreSink
 from tensortap.stats.columns import RecordColumns, summarize_many
 from tensortap.stats.summarize import code_of
+from tests.processes import wait_for
 from tests.sinks.contract import SinkContract, put, record
 
 
@@ -44,7 +44,7 @@ class TestContract(SinkContract):
     def queue(self, tmp_path):
         queue = open_queue(tmp_path)
         yield queue
-        queue.close()
+        queue.close(60)
 
     def arrived(self, queue):
         return everything(queue.sink.run)
@@ -55,7 +55,7 @@ class TestDurableContract(TestContract):
     def queue(self, tmp_path):
         queue = open_queue(tmp_path, durable=True)
         yield queue
-        queue.close()
+        queue.close(60)
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -70,9 +70,9 @@ def test_durable_syncs_payload_then_row_before_flush_returns(tmp_path, monkeypat
     monkeypatch.setattr(os, "fsync", fsync)
     queue = open_queue(tmp_path, durable=durable)
     put(queue, large(0, 1.0, pool=Pool()))
-    assert queue.flush(10)
+    assert queue.flush(60)
     found = list(synced)
-    queue.close()
+    queue.close(60)
     if not durable:
         assert synced == []
         return
@@ -98,7 +98,7 @@ def test_stores_equal_payloads_once(tmp_path):
     for seq, fill in enumerate([1, 1, 2, 1, 2, 2]):
         put(queue, large(seq, fill, pool=pool))
     put(queue, large(6, 1, name="another", pool=pool))
-    queue.close(10)
+    queue.close(60)
     run = queue.sink.run
     table = RunReader(run).table(["payloads", "digest"]).to_pylist()
     places = [row["payloads"][0]["key"] for row in table]
@@ -116,13 +116,13 @@ def test_stores_equal_payloads_once(tmp_path):
 
 def test_files_are_complete_when_they_become_visible(tmp_path):
     queue, pool = open_queue(tmp_path), Pool()
-    put(queue, large(0, 1, pool=pool)).wait(10)
+    put(queue, large(0, 1, pool=pool)).wait(60)
     run = queue.sink.run
     assert not list(run.rglob("*.part"))
     for path in run.glob("tensors/*/*.safetensors"):
         header = path.read_bytes()
         json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])
-    queue.close()
+    queue.close(60)
 
 
 @pytest.fixture
@@ -145,33 +145,34 @@ def small_disk():
 def test_retries_until_a_full_disk_has_room(tmp_path, small_disk, monkeypatch, caplog):
     monkeypatch.setattr("tensortap.sinks.store._RETRY", 0.05)
     queue, pool = open_queue(tmp_path), Pool()
-    assert put(queue, large(0, 0.0, pool=pool)).wait(10)
+    assert put(queue, large(0, 0.0, pool=pool)).wait(60)
     small_disk(100_000)
     tickets = [put(queue, large(seq, float(seq), pool=pool)) for seq in range(1, 8)]
-    assert not queue.flush(0.5)
+    wait_for(lambda: queue.sink.failing)
+    assert not queue.flush(0.2)
     assert "File too large" in queue.sink.failing
     assert RunReader(queue.sink.run).truncated == {}
     assert sum("cannot write" in r.message for r in caplog.records) == 1
     small_disk(None)
-    assert queue.flush(10)
+    assert queue.flush(60)
     assert all(ticket.wait(0) for ticket in tickets)
     assert not queue.sink.failing
     assert [rebuild(r.value)[0] for r in everything(queue.sink.run)] == [float(i) for i in range(8)]
-    queue.close()
+    queue.close(60)
 
 
 @pytest.mark.fault("disk full")
 def test_run_names_values_that_were_dropped_over_budget(tmp_path, small_disk, monkeypatch):
     monkeypatch.setattr("tensortap.sinks.store._RETRY", 0.05)
     queue, pool = open_queue(tmp_path, budget=200_000), Pool()
-    assert put(queue, large(0, 0.0, pool=pool)).wait(10)
+    assert put(queue, large(0, 0.0, pool=pool)).wait(60)
     small_disk(1)
     tickets = [put(queue, large(seq, float(seq), pool=pool), 80_000) for seq in range(1, 9)]
     dropped = [step for step, ticket in enumerate(tickets, 1) if ticket is None]
     assert 1 <= len(dropped) < 8
     small_disk(None)
-    assert queue.flush(10)
-    queue.close(10)
+    assert queue.flush(60)
+    queue.close(60)
     reader = RunReader(queue.sink.run)
     assert [r.step for r in reader.records("w")] == [s for s in range(9) if s not in dropped]
     assert reader.missing() == [("w", step, 0) for step in dropped]
@@ -185,13 +186,11 @@ def test_what_a_full_disk_has_no_room_for_is_counted_and_missing_in_the_run(
 ):
     monkeypatch.setattr("tensortap.sinks.store._RETRY", 0.05)
     queue, pool = open_queue(tmp_path), Pool()
-    assert put(queue, large(0, 0.0, pool=pool)).wait(10)
+    assert put(queue, large(0, 0.0, pool=pool)).wait(60)
     small_disk(100_000)  # less than a file with one of these values, and more than their rows
     tickets = [put(queue, large(seq, float(seq), pool=pool), 80_000) for seq in range(1, 8)]
     tickets.append(put(queue, record("small", 1.0, step=8)))
-    began = time.monotonic()
-    queue.close(60)
-    assert time.monotonic() - began < 20
+    queue.close(10_000)  # does not wait that long for a disk that is full
     reader = RunReader(queue.sink.run)
     assert [r.step for r in reader.records("w")] == [0]
     missing = reader.missing()
@@ -210,13 +209,12 @@ def test_a_run_without_any_room_is_not_opened_and_training_continues(
     tmp_path, small_disk, caplog, monkeypatch
 ):
     monkeypatch.setenv("TENSORTAP_SERVER", "127.0.0.1:1")
+    monkeypatch.setattr("tensortap.sources.init._END", 10_000.0)
     small_disk(1)
-    began = time.monotonic()
     tap.init(tmp_path / "runs")
     tap.catch(1.0, "x")
     assert tap.dump([1], "y") is None
     tap.finish()
-    assert time.monotonic() - began < 20
     assert "training continues without" in caplog.text
     small_disk(None)
     path = tap.init(tmp_path / "runs")
@@ -228,18 +226,19 @@ def test_a_run_without_any_room_is_not_opened_and_training_continues(
 
 
 FILL = """
-import json, sys, time, numpy as np, tensortap as tap
+import json, sys, numpy as np, tensortap as tap
+from tensortap.sources import init
+init._END = 10_000.0  # a disk that is full is not waited for that long
 path = tap.init(sys.argv[1])
 for i in range(400):
     tap.catch(np.full(10_000, i, np.float64), "x")
-began = time.monotonic()
 tap.finish()
-took, receipt, run = time.monotonic() - began, tap.receipt(), tap.open(path)
+receipt, run = tap.receipt(), tap.open(path)
 steps = [r.step for r in run.reader.records("x")]
 values = [int(run.get("x", step=step)[-1]) for step in steps]
 missing = [step for _, step, _ in run.missing()]
 written = run.receipt()
-print(json.dumps([took, receipt.captured, receipt.dropped, written.captured, written.dropped,
+print(json.dumps([receipt.captured, receipt.dropped, written.captured, written.dropped,
                   steps, values, missing]))
 """
 
@@ -260,10 +259,9 @@ def test_the_receipt_and_the_run_tell_what_a_full_disk_has_lost(tmp_path):
     command = [*mount, "sh", tmp_path, sys.executable, "-c", FILL, tmp_path]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    took, captured, dropped, captured_in_run, dropped_in_run, steps, values, missing = json.loads(
+    captured, dropped, captured_in_run, dropped_in_run, steps, values, missing = json.loads(
         done.stdout
     )
-    assert took < 20
     assert 30 < captured == captured_in_run == len(steps)
     assert dropped == dropped_in_run == len(missing)
     assert sorted(steps + missing) == list(range(400))
@@ -275,7 +273,7 @@ def test_each_rank_writes_into_its_own_folders(tmp_path):
     for rank in (0, 1):
         queue = Queue(StoreSink(run, rank), budget=1 << 20, overflow="newest", name="t")
         put(queue, record("x", float(rank), rank=rank))
-        queue.close(10)
+        queue.close(60)
     assert sorted(os.listdir(run / "records")) == ["00000", "00001"]
     reader = RunReader(run)
     assert [reader.load(r).value for r in reader.records("x")] == [0.0, 1.0]
@@ -299,8 +297,8 @@ def test_columns_arrive_as_records_among_others(tmp_path):
     sent = [record("a"), columns_of("x", "y"), record("b"), columns_of("x", "y", step=1), record()]
     for one in sent:
         assert write_to([queue], one, 0)
-    assert queue.flush(10)
-    queue.close()
+    assert queue.flush(60)
+    queue.close(60)
     expected = [r for one in sent for r in (one.records() if one in sent[1::2] else [one])]
     assert everything(queue.sink.run) == sorted(expected, key=lambda r: (r.step, r.seq))
     assert len(expected) == 7
@@ -319,7 +317,7 @@ def test_columns_of_numbers_are_stored_like_single_records(tmp_path):
         queue = open_queue(tmp_path / folder)
         for one in sent:
             assert write_to([queue], one, 0)
-        queue.close()
+        queue.close(60)
         assert [r.value for r in everything(queue.sink.run)] == numbers
         (path,) = queue.sink.run.rglob("*.parquet")
         tables.append(pq.read_table(path))
@@ -332,9 +330,8 @@ def test_columns_that_are_dropped_count_as_records(tmp_path, small_disk, caplog)
     limit = sum(path.stat().st_size for path in queue.sink.run.rglob("tail*"))
     small_disk(limit)
     write_to([queue], columns_of("x", "y", "z"), 0)
-    while not queue.sink.failing:
-        time.sleep(0.01)
+    wait_for(lambda: queue.sink.failing)
     queue.drop_all()
     small_disk(None)
     assert queue.ledger.reasons()["disconnected"] == 3
-    queue.close()
+    queue.close(60)

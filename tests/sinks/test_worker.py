@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import functools
 import logging
 import os
 import signal
-import time
+import threading
 
 import pytest
 
@@ -68,9 +69,8 @@ class TestContract(SinkContract):
         if queue.accepting:  # a ticket says that the worker has it, not that it was processed
             assert self.worker.flush(60)
         else:
-            began = time.monotonic()
-            self.worker.close(5)  # waits for all of it, although the queue's thread has ended
-            assert time.monotonic() - began < 5
+            # waits for all of it, although the queue's thread has ended, and not for longer
+            self.worker.close(10_000)
         return [_Seen(line) for line in queue.sink.task.recorder.records]
 
 
@@ -301,18 +301,29 @@ def test_reports_a_function_that_the_worker_cannot_import(start, caplog, tmp_pat
 # -- slow workers ----------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def stopped(watcher):
+    """Stop the worker of a watcher."""
+    os.kill(watcher.pids[0], signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(watcher.pids[0], signal.SIGCONT)
+
+
 def test_a_slow_worker_does_not_block_training_and_every_record_is_counted(start, notes):
     notes.slow = 0.002
-    watcher = start(notes, rate=1e6, timeout=60)
-    start_of = time.monotonic()
-    for _ in range(3000):
-        watcher.catch(0.0, "x")
-    assert time.monotonic() - start_of < 3000 * notes.slow / 2
-    watcher.catch(7.0, "last")
+    watcher = start(notes, rate=1e6, timeout=200)
+    watcher.catch(0.0, "first")
+    assert watcher.flush(60)
+    with stopped(watcher):
+        for _ in range(3000):
+            watcher.catch(0.0, "x")
+        watcher.catch(7.0, "last")
     watcher.close()
     receipt = watcher.receipt
     assert receipt.reasons["over budget"] == receipt.dropped > 0
-    assert receipt.processed + receipt.dropped == 3001
+    assert receipt.processed + receipt.dropped == 3002
     assert receipt.waiting == 0
     assert receipt.processed == len(notes.records)
     # the newest of a name is never the one that is given up
@@ -328,8 +339,7 @@ def test_a_stopped_worker_costs_at_most_the_budget(start, notes, monkeypatch):
     watcher = start(notes)
     watcher.catch(0.0, "x")
     assert watcher.flush(60)
-    os.kill(watcher.pids[0], signal.SIGSTOP)
-    try:
+    with stopped(watcher):
         array = np.ones(100_000)
         for i in range(200):
             array[0] = i
@@ -338,22 +348,18 @@ def test_a_stopped_worker_costs_at_most_the_budget(start, notes, monkeypatch):
         queued = queue.state.put - queue.state.got + queue.sink.pending
         assert queued <= 4e6 + array.nbytes + 1000  # one more when nothing else waits
         assert queue.ledger.reasons()["over budget"] > 150
-    finally:
-        os.kill(watcher.pids[0], signal.SIGCONT)
     watcher.close()
     assert notes.of("big")[-1]["step"] == 199
     assert notes.of("big")[-1]["value"] == 100_000 - 1 + 199
 
 
 def test_a_worker_that_hangs_while_closing_still_closes_its_files(start, trouble, caplog):
-    watcher = start(trouble, timeout=1.0)
+    watcher = start(trouble, timeout=4.0)
     watcher.catch(1.0, "before")
     watcher.catch(1.0, "hangs")
     wait_for(lambda: {"hangs": True} in trouble.all)
     watcher.catch(1.0, "behind")
-    begin = time.monotonic()
     watcher.close()
-    assert time.monotonic() - begin < 30
     assert len(trouble.closed) == 1
     assert gone(watcher.pids[0])
     assert watcher.receipt.reasons["disconnected"] == 2
@@ -362,11 +368,16 @@ def test_a_worker_that_hangs_while_closing_still_closes_its_files(start, trouble
 
 def test_warns_when_closing_takes_long(start, notes, caplog, monkeypatch):
     monkeypatch.setattr(workers, "PATIENCE", 0.1)
-    notes.slow = 0.2
-    watcher = start(notes)
-    for i in range(4):
-        watcher.catch(float(i), "x")
-    watcher.close()
+    watcher = start(notes, timeout=200)
+    watcher.catch(0.0, "x")
+    assert watcher.flush(60)
+    closing = threading.Thread(target=watcher.close)
+    with stopped(watcher):
+        for i in range(1, 4):
+            watcher.catch(float(i), "x")
+        closing.start()
+        wait_for(lambda: caplog.records)
+    closing.join()
     assert len(notes.records) == 4
     (message,) = [r.getMessage() for r in caplog.records]
     assert "still has" in message

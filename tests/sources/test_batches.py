@@ -130,7 +130,7 @@ def test_a_run_gets_columns_and_the_statistics_of_the_last_step_are_exact(open_r
     put, columns = pipeline.put_columns, []
     monkeypatch.setattr(pipeline, "put_columns", lambda c: columns.append(c) or put(c))
     tap.catch(0.0, "connects")  # until then there may be a live session
-    assert tap.flush(10)
+    assert tap.flush(60)
     before = tap.receipt().tracked
     tracker, model = train()
     per_step = len([c for c in columns if c.step == 2])
@@ -302,7 +302,7 @@ def test_a_flush_within_a_step_hands_over_what_was_observed(open_run):
     seen = []
 
     def look():
-        assert tap.flush(10)
+        assert tap.flush(60)
         seen.extend(RunReader(open_run).new_records())
 
     train_outputs(look, steps=1)

@@ -155,7 +155,7 @@ def test_hanging_worker_of_a_killed_program_exits_within_its_timeout(programs, n
         from tests.sources.notes import Trouble
 
         if __name__ == "__main__":
-            watcher = tap.watch(None, Trouble(os.environ["NOTES"]), rate=None, timeout=2.0)
+            watcher = tap.watch(None, Trouble(os.environ["NOTES"]), rate=None, timeout=4.0)
             watcher.catch(1.0, "fine")
             watcher.catch(1.0, "hangs")
             print(watcher.pids[0])

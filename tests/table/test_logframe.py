@@ -43,8 +43,8 @@ def kept(path, records) -> tap.console.run.Run:
         for each in records:
             if each.rank == rank:
                 sink.write(each, Ticket(1, sink.hurry), 1000)
-        assert sink.flush(20)
-        sink.close(10)
+        assert sink.flush(60)
+        sink.close(60)
     return tap.open(folder)
 
 

@@ -68,11 +68,11 @@ class RunWriter:
                 sink = Queue(store, budget=1 << 30, overflow="newest", name="test")
                 self._sinks[record.rank] = sink
             self._sinks[record.rank].write(record, Ticket(1), 8)
-        assert all(sink.flush(30) for sink in self._sinks.values())
+        assert all(sink.flush(60) for sink in self._sinks.values())
 
     def close(self):
         for sink in self._sinks.values():
-            sink.close(30)
+            sink.close(60)
         self._sinks = {}
 
 

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import ml_dtypes
@@ -24,6 +23,7 @@ from tensortap.runs.object_files import load_file
 from tensortap.web import view as view_module
 from tensortap.web.catalog import Catalog
 from tensortap.web.server import PORT, Page, listen
+from tests.processes import wait_for
 from tests.web.conftest import HOSTILE, LAYERS, STEPS, Writer, get, logged_in, serving
 
 ROOT = Path(__file__).parents[2]
@@ -220,13 +220,14 @@ def test_lists_the_tensors_that_were_kept(client):
 
 
 def finish(client, job):
-    end = time.monotonic() + 100
-    while time.monotonic() < end:
-        said = good(client.get(f"/api/compare?job={job}"))
-        if said["state"] != "running":
-            return said
-        time.sleep(0.05)
-    raise AssertionError("the comparison did not end")
+    said = {}
+
+    def ended():
+        said.update(good(client.get(f"/api/compare?job={job}")))
+        return said["state"] != "running"
+
+    wait_for(ended, "the comparison did not end")
+    return said
 
 
 def test_compares_two_runs(client):
@@ -267,10 +268,10 @@ def test_cancels_a_job():
 
     jobs = Jobs(lambda _, state: said.append(state))
     job = jobs.start("endless", work)
-    assert started.wait(30)
+    assert started.wait(60)
     assert jobs.start("endless", work) is job
     job.cancelled.set()
-    assert job.done.wait(30)
+    assert job.done.wait(60)
     assert said[-1] == {"state": "cancelled"}
 
 
@@ -279,40 +280,23 @@ def test_cancels_a_job():
 
 @pytest.mark.attack("pattern that backtracks")
 def test_a_pattern_does_not_stop_training(tmp_path):
-    """The engine of Python takes a minute for this pattern, and holds the interpreter lock."""
+    """The engine of Python would take years for this pattern, and hold the interpreter lock."""
     for name in ("a", "b"):
         run = Writer(tmp_path, name)
-        run.step(0, layers=["x" * 32])
+        run.step(0, layers=["x" * 64])
         run.close()
-    gaps, done = [], threading.Event()
-
-    def train():
-        before = time.monotonic()
-        while not done.wait(0.001):
-            now = time.monotonic()
-            gaps.append(now - before)
-            before = now
-
     pattern = "(x+x+)+y"
     with serving(tmp_path) as page, logged_in(page) as client:
         good(client.get("/api/overview", params={"run": "a"}))
-        training = threading.Thread(target=train)
-        training.start()
-        start = time.monotonic()
         figure = good(client.get("/api/overview", params={"run": "a", "q": pattern}))
         asked = {"run": "a", "other": "b", "names": pattern}
         job = good(client.post("/api/compare/start", params=asked))["job"]
         assert finish(client, job)["agree"] is True  # nothing matches
-        seconds = time.monotonic() - start
-        done.set()
-        training.join()
         assert figure["layout"]["meta"]["empty"] is True
         asked["names"] = "(?=x)x"
         answer = client.post("/api/compare/start", params=asked)
         assert answer.status_code == 422
         assert "lookaround, backreferences" in answer.json()["error"]
-    assert seconds < 15
-    assert max(gaps) < 5
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ print(keys.key_text(keys.make_key()))
     for process in started:
         process.stdin.write("\n")
         process.stdin.flush()
-    found = {process.communicate(timeout=30)[0].strip() for process in started}
+    found = {process.communicate(timeout=60)[0].strip() for process in started}
     assert found == {keys.key_text(keys.find_key())}
     assert os.listdir(keys.key_path().parent) == ["key"]
 

@@ -209,12 +209,17 @@ def test_rejects_malformed_columns(columns, count, body, why):
 @pytest.mark.attack("lies about sizes")
 def test_many_columns_take_no_time():
     """The work grows with the message, not with columns times records."""
-    columns = tuple([Column(f"{i}", Kind.VALUE, 0, 1, "", "int", "", ()) for i in range(20_000)])
-    rows = np.zeros((20_000, 5), "<i8")
-    rows[:, 0] = np.arange(20_000)[::-1]
-    began = time.monotonic()
-    assert len(wire.decode_columns(columns, 20_000, rows.tobytes() + bytes(160_000))) == 20_000
-    assert time.monotonic() - began < 2
+
+    def seconds(count):
+        columns = tuple([Column(f"{i}", Kind.VALUE, 0, 1, "", "int", "", ()) for i in range(count)])
+        rows = np.zeros((count, 5), "<i8")
+        rows[:, 0] = np.arange(count)[::-1]
+        start = time.thread_time()
+        assert len(wire.decode_columns(columns, count, rows.tobytes() + bytes(8 * count))) == count
+        return time.thread_time() - start
+
+    # about ten times as long, where the other law gives a hundred
+    assert any(seconds(20_000) < 40 * seconds(2000) for _ in range(10))
 
 
 HEADERS = [
@@ -314,10 +319,19 @@ def test_rejects_impossible_shapes(shape):
 
 @pytest.mark.attack("lies about sizes")
 def test_rejects_a_very_long_shape_quickly():
-    began = time.monotonic()
+    read = []
+
+    class Shape(tuple):
+        __slots__ = ()
+
+        def __iter__(self):
+            for length in super().__iter__():
+                read.append(length)
+                yield length
+
     with pytest.raises(WireError) as caught:
-        wire.tensor_nbytes(TensorData("numpy", "int8", (3,) * 5_000_000, b""))
-    assert time.monotonic() - began < 1
+        wire.tensor_nbytes(TensorData("numpy", "int8", Shape((3,) * 5_000_000), b""))
+    assert len(read) < 100
     assert len(str(caught.value)) < 300
     assert wire.tensor_nbytes(TensorData("numpy", "int8", (1,) * 100, b"")) == 1
     assert wire.tensor_nbytes(TensorData("numpy", "int16", (3, 0, 7), b"")) == 0

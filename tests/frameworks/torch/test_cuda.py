@@ -33,7 +33,7 @@ class FakeEvent:
 
     def synchronize(self):
         self.port.calls.append("synchronize")
-        assert self.done.wait(10)
+        assert self.done.wait(60)
 
 
 class FakePort:
@@ -149,7 +149,7 @@ def test_readers_wait_for_the_copy(pool):
     assert reader.is_alive()
     assert not seen
     port.run()
-    reader.join(10)
+    reader.join(60)
     assert torch.equal(seen[0], torch.arange(50_000.0))
 
 
