@@ -35,7 +35,6 @@ def statistics_of_many() -> list[Row]:
     import torch
 
     from tensortap.frameworks.torch.summarize import summarize
-    from tensortap.stats.shard_digest import shard_digest
 
     torch.set_num_threads(1)
     x = torch.from_numpy(np.random.default_rng(0).standard_normal(MANY, np.float32))
@@ -47,13 +46,6 @@ def statistics_of_many() -> list[Row]:
         lambda: time_of(lambda: summarize(x, threads=1)),
         lambda: time_of(array.sum),
         lambda: time_of(lambda: summarize(brain, threads=1)),
-    )
-    warm = np.empty_like(array)
-    digested, digested_brain, copied = in_turns(
-        61,
-        lambda: time_of(lambda: shard_digest(array)),
-        lambda: time_of(lambda: shard_digest(array.view("uint16"))),
-        lambda: time_of(lambda: np.copyto(warm, array)),
     )
     again, plain = in_turns(
         5,
@@ -72,9 +64,33 @@ def statistics_of_many() -> list[Row]:
             note=note,
         ),
         Row("statistics, 16M bfloat16 ÷ in float32", 0.6, True, halved, ours, note=note),
-        Row("digest of shards, 16M float32 ÷ memcpy", 2.0, True, digested, copied, note=note),
-        Row("digest of shards, 32M 16-bit ÷ memcpy", 2.0, True, digested_brain, copied, note=note),
     ]
+
+
+def digests_of_shards() -> list[Row]:
+    """Compare digests with copies of the same arrays, both warm."""
+    import numpy as np
+
+    from tensortap.stats.shard_digest import shard_digest
+
+    rows = []
+    for kib, bits in (
+        (64, 32), (1024, 8), (1024, 16), (1024, 32), (1024, 64), (4096, 32), (16384, 32),
+        (65536, 16), (65536, 32),
+    ):  # fmt: skip
+        data = np.random.default_rng(0).bytes(kib << 10)
+        array = np.frombuffer(data, f"u{bits // 8}")
+        warm, loops = array.copy(), max(1, 1024 // kib)
+        digested, copied = in_turns(
+            61,
+            lambda array=array, loops=loops: time_of(lambda: shard_digest(array), loops),
+            lambda array=array, loops=loops, to=warm: time_of(lambda: np.copyto(to, array), loops),
+        )
+        size = f"{kib} KiB" if kib < 1024 else f"{kib // 1024} MiB"
+        name = f"digest of shards, {size} of {bits} bits ÷ memcpy"
+        note = f"one thread, {array.nbytes / statistics.median(digested) / 1e9:.0f} GB/s"
+        rows.append(Row(name, 2.0, True, digested, copied, note=note))
+    return rows
 
 
 def block_formats() -> list[Row]:
@@ -129,4 +145,4 @@ def statistics_of_few() -> list[Row]:
     return rows
 
 
-ROWS = (statistics_of_many, statistics_of_few, block_formats)
+ROWS = (statistics_of_many, statistics_of_few, digests_of_shards, block_formats)

@@ -86,7 +86,7 @@ def shard_digest_of(value: Any, shard: Shard | None = None) -> bytes | PendingDi
 
     >>> import numpy as np
     >>> len(shard_digest_of(np.ones(3)))
-    21
+    25
     """
     from tensortap.frameworks.view import as_numpy
     from tensortap.stats.shard_digest import shard_digest

@@ -238,7 +238,7 @@ def track(
     list of rules, `on_alert` a function, "stop" or "keep". `name` is put before all names, to tell
     models that are tracked at the same time apart; patterns do not see it.
     `out_path` writes a run below that folder while the tracker is entered, for programs without
-    `tap.init`; `tracker.path` is the run. `digests=True` adds a digest of 21 bytes to every record,
+    `tap.init`; `tracker.path` is the run. `digests=True` adds a digest of 25 bytes to every record,
     by which `tap.compare` finds out whether two tensors have the same bits, in whatever shards.
     `ops=True` also records every operation of the steps that `every` selects, as `tap.ops` does.
     `reference` is a run with which each step is compared, within `atol` and `rtol` as by

@@ -1,8 +1,8 @@
 """Find the one element in which two tensors differ, from nothing but their digests.
 
-The difference of two digests is a pair of sums over the words that differ. If there is only one, a
-position whose keys explain both sums is that word; any other position does with a probability of
-about 2**-64. See kernel/digest.c.
+The difference of two digests consists of four sums over the pieces of 16 bits that differ. If only
+the two pieces of one word do, two of the sums are equations for them, and the others confirm the
+solution; another word passes with a probability of about 2**-94. See kernel/digest.c.
 """
 
 from __future__ import annotations
@@ -13,12 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.record import Shard
-from tensortap.stats.shard_digest import seed_of, word_keys
+from tensortap.stats.shard_digest import BLOCK, block_matrices, key_table, seed_of
 
-_CHUNK = 1 << 16  # words
-_MOST_WORDS = 1 << 26  # that are searched, in a few seconds
-_U64 = np.uint64
-_MASK = (1 << 64) - 1
+_MOST_BLOCKS = 1 << 15  # that are searched, in a few seconds
 _HALF = 1 << 16
 
 
@@ -46,70 +43,91 @@ def changed_element(
     ChangedElement(at=(1, 2), bit=30)
     """
     whole = shard.global_shape if shard is not None else shape
-    first, last = _words(shape, shard, whole, itemsize)
-    if last - first > _MOST_WORDS or itemsize not in (1, 2, 4, 8, 16):
+    blocks = _blocks(shape, shard, whole, itemsize)
+    if len(blocks) > _MOST_BLOCKS or itemsize not in (1, 2, 4, 8, 16):
         return None
     seed = seed_of(dtype, whole)
-    wanted = [
-        (int.from_bytes(a, "little") - int.from_bytes(b, "little")) & _MASK
-        for a, b in ((one[:8], other[:8]), (one[8:], other[8:]))
-    ]
-    for start in range(first, last, _CHUNK):
-        numbers = np.arange(start, min(start + _CHUNK, last), dtype=_U64)
-        keys = word_keys(seed, numbers, 0)
-        for at, change in _solutions(keys, wanted[0]):
-            key = int(word_keys(seed, numbers[at : at + 1], 1)[0])
-            if any(turned * key & _MASK == wanted[1] for turned in _turned(change)):
-                return _element(start + at, change, itemsize, whole)
+    wanted = np.frombuffer(one, "<u4") - np.frombuffer(other, "<u4")
+    table = key_table().view(np.uint32).reshape(-1, 2, 4)  # by word, piece and sum
+    keys = np.ascontiguousarray(table.T)
+    for block, matrix in zip(
+        blocks, block_matrices(seed, np.array(blocks, np.uint64)), strict=True
+    ):
+        found = _changed_word(keys, matrix, wanted)
+        if found is not None:
+            word, low, high = found
+            return _element(block * (BLOCK // 4) + word, low, high, itemsize, whole)
     return None
 
 
-def _words(
+def _blocks(
     shape: tuple[int, ...], shard: Shard | None, whole: tuple[int, ...], itemsize: int
-) -> tuple[int, int]:
-    """Return the first of the words among which the array has its elements, and their end."""
+) -> range:
+    """Return the blocks in which the array has its elements."""
     if 0 in shape:
-        return 0, 0
+        return range(0)
     offsets = (0,) * len(whole) if shard is None else shard.offsets
     sizes = (1,) * (len(whole) - len(shape)) + shape
     first = last = 0
     for length, offset, size in zip(whole, offsets, sizes, strict=True):
         first = first * length + offset
         last = last * length + offset + size - 1
-    return first * itemsize // 4, -(-(last + 1) * itemsize // 4)
+    return range(first * itemsize // BLOCK, last * itemsize // BLOCK + 1)
 
 
-def _solutions(keys: NDArray[np.uint64], wanted: int) -> list[tuple[int, int]]:
-    """Return where a change of 32 bits times the key is `wanted`, and the changes."""
-    low = keys & (~keys + _U64(1))  # the power of two in the key
-    shift = np.log2(low.astype(np.float64)).astype(_U64)
-    odd = keys >> shift
-    inverse = odd * _U64(3) ^ _U64(2)
-    for _ in range(4):
-        inverse *= _U64(2) - odd * inverse
-    total = _U64(wanted)
-    change = (((total >> shift) * inverse) << shift).view(np.int64) >> shift.view(np.int64)
-    fits = (total & (low - _U64(1)) == 0) & (np.abs(change) < 1 << 32)
-    return [(int(at), int(change[at])) for at in np.flatnonzero(fits)]
+def _changed_word(
+    keys: NDArray[np.uint32], matrix: NDArray[np.uint32], wanted: NDArray[np.uint32]
+) -> tuple[int, int, int] | None:
+    """Return which word of a block changed, and how much its lower and its upper piece did."""
+    words = np.arange(keys.shape[2])
+    for rows in (slice(0, 2), slice(2, 4)):
+        equations = np.einsum("rk,kpw->rpw", matrix[rows], keys)
+        places, changes, unsolved = _solutions(equations, wanted[rows])
+        for place, change in zip(places, changes, strict=True):
+            sums = np.einsum("rk,kp,p->r", matrix, keys[:, :, place], change.view(np.uint32))
+            if np.array_equal(sums, wanted):
+                return int(words[place]), int(change[0]), int(change[1])
+        words, keys = words[unsolved], keys[:, :, unsolved]
+    return None
 
 
-def _turned(change: int) -> list[int]:
-    """Return what a change of a word may be if its halves are exchanged."""
-    high, low = divmod(change, _HALF)
-    return [_HALF * low + high, _HALF * (low - _HALF) + high + 1]
+def _solutions(
+    keys: NDArray[np.uint32], wanted: NDArray[np.uint32]
+) -> tuple[NDArray[np.intp], NDArray[np.int32], NDArray[np.intp]]:
+    """Solve two equations for the changes of two pieces, by Cramer's rule modulo 2**32.
+
+    Returns where there are solutions, these, and where the keys allow too many of them.
+    """
+    (a, b), (c, d) = keys
+    determinant = a * d - b * c
+    low = determinant & (~determinant + np.uint32(1))  # the power of two in it
+    shift = np.log2(np.maximum(low, 1)).astype(np.uint32)
+    odd = determinant >> shift
+    inverse = odd * np.uint32(3) ^ np.uint32(2)
+    for _ in range(3):
+        inverse *= np.uint32(2) - odd * inverse
+    first, second = wanted
+    scaled = np.stack([first * d - b * second, a * second - first * c])
+    changes = ((scaled >> shift) * inverse << shift).view(np.int32) >> shift.view(np.int32)
+    solved = (low > 0) & (low < _HALF)
+    fits = (scaled & (low - np.uint32(1)) == 0) & (np.abs(changes) < _HALF)
+    places = np.flatnonzero(solved & fits.all(0))
+    return places, changes.T[places], np.flatnonzero(~solved)
 
 
 def _element(
-    word: int, change: int, itemsize: int, whole: tuple[int, ...]
+    word: int, low: int, high: int, itemsize: int, whole: tuple[int, ...]
 ) -> ChangedElement | None:
-    size = abs(change)
+    if low and high and itemsize < 4:
+        return None  # two elements
+    piece, size = (2 * word, abs(low)) if low else (2 * word + 1, abs(high))
     lowest = (size & -size).bit_length() - 1
-    address = word * 4 + lowest // 8
+    address = piece * 2 + lowest // 8
     start = address // itemsize * itemsize  # of the element
-    bits = size >> max(0, (start - word * 4) * 8)
+    bits = size >> max(0, (start - piece * 2) * 8)
     if bits >> 8 * itemsize:
         return None  # it reaches into the next element
     index = np.unravel_index(start // itemsize, whole) if whole else ()
-    only = size == 1 << lowest
+    only = size == 1 << lowest and not (low and high)
     bit = (address - start) * 8 + lowest % 8
     return ChangedElement(tuple(int(i) for i in index), bit if only else None)

@@ -1,6 +1,6 @@
 """A digest of a tensor that does not depend on how the tensor is split: those of its shards add up.
 
-`tensortap.stats.digest` is for whole values. This one is a pair of sums over the elements, which
+`tensortap.stats.digest` is for whole values. This one has four sums over the elements, which
 kernel/digest.c explains; NumPy computes it where the kernel was not built, and operations of the
 frameworks on their devices, from the same keys.
 """
@@ -19,17 +19,17 @@ from numpy.typing import NDArray
 from tensortap.record import Shard
 from tensortap.stats.summarize import code_of, kernel
 
-_FORMAT = struct.Struct("<BIQQ")  # version, hash of dtype and shape (zeros add nothing), sums
+_FORMAT = struct.Struct("<BQ4I")  # version, hash of dtype and shape (zeros add nothing), sums
 _VERSION = 1
-KEYS = 1024
+BLOCK = 8192  # bytes; twice PIECES in kernel/variants.h
+_KEY_STEP = 32
 _WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64", 16: "complex128"}
-_MODULUS = 1 << 64
+_MODULUS = 1 << 32
 _U64 = np.uint64
-_LOW = _U64(0xFFFFFFFF)
 
 
 def shard_digest(array: NDArray[Any], shard: Shard | None = None) -> bytes:
-    """Return 21 bytes that depend on the dtype, the whole shape, and each element and its place.
+    """Return 25 bytes that depend on the dtype, the whole shape, and each element and its place.
 
     >>> whole = np.arange(12.0).reshape(3, 4)
     >>> left, right = (shard_digest(whole[:, i : i + 2], Shard((3, 4), (0, i))) for i in (0, 2))
@@ -43,7 +43,7 @@ def shard_digest(array: NDArray[Any], shard: Shard | None = None) -> bytes:
         whole, offsets = shard.global_shape, shard.offsets
         array = array.reshape((1,) * (len(whole) - array.ndim) + array.shape)  # one of a stack
         _check_place(array.shape, shard)
-    seed = seed_of(array.dtype.name, whole)
+    seed = _seed(array.dtype, whole)
     code = code_of(_WORDS.get(array.itemsize, ""))
     if code is None:
         sums = _digest_in_numpy(array, whole, offsets, seed)
@@ -51,7 +51,12 @@ def shard_digest(array: NDArray[Any], shard: Shard | None = None) -> bytes:
         strides = None if array.flags.c_contiguous else array.strides
         address = array.__array_interface__["data"][0]
         sums = kernel.digest(address, code, array.shape, strides, whole, offsets, seed)
-    return packed(seed, *sums)
+    return _FORMAT.pack(_VERSION, seed, *sums)
+
+
+@functools.lru_cache(maxsize=4096)
+def _seed(dtype: np.dtype[Any], whole: tuple[int, ...]) -> int:
+    return seed_of(dtype.name, whole)  # a name takes as long as the digest of 64 KiB
 
 
 @functools.lru_cache(maxsize=4096)
@@ -62,28 +67,29 @@ def seed_of(dtype: str, whole: tuple[int, ...]) -> int:
     return xxhash.xxh3_64_intdigest(f"{dtype} {tuple(whole)}".encode())
 
 
-def packed(seed: int, first: int, second: int) -> bytes:
-    """Return a digest, given its sums modulo 2**64.
+def packed(seed: int, *sums: int) -> bytes:
+    """Return a digest, given its four sums modulo 2**32.
 
-    >>> is_shard_digest(packed(7, -1, 0))
+    >>> is_shard_digest(packed(7, -1, 0, 1, 2))
     True
     """
-    return _FORMAT.pack(_VERSION, seed & 0xFFFFFFFF, first % _MODULUS, second % _MODULUS)
-
-
-def block_masks(seed: int, blocks: int) -> NDArray[np.uint32]:
-    """Return what changes the keys from block to block: by sum, low and high half, and block."""
-    return _halves(_mixed(seed, np.arange(2 * blocks, dtype=_U64).reshape(blocks, 2).T))
+    return _FORMAT.pack(_VERSION, seed, *(each % _MODULUS for each in sums))
 
 
 @functools.cache
-def key_table() -> NDArray[np.uint32]:
-    """Return the keys of a block of words: by sum, low and high half, and place in the block."""
-    return block_masks(0, KEYS)
+def key_table() -> NDArray[np.int32]:
+    """Return the four keys of each piece of 16 bits in a block."""
+    pieces = BLOCK // 2
+    numbers = np.arange((pieces + 3 * _KEY_STEP) // 4, dtype=_U64)
+    keys = _mixed(0, numbers).view(np.int16)
+    shifted = (keys[k * _KEY_STEP : k * _KEY_STEP + pieces] for k in range(4))
+    return np.stack(list(shifted), axis=1).astype(np.int32)
 
 
-def _halves(keys: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    return np.stack([keys & _LOW, keys >> _U64(32)], axis=1).astype(np.uint32)
+def block_matrices(seed: int, blocks: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    """Return the matrix of 4 × 4 keys of each block."""
+    numbers = np.add.outer(blocks * _U64(8), np.arange(8, dtype=_U64))
+    return _mixed(seed, numbers).view(np.uint32).reshape(-1, 4, 4)
 
 
 def sums_of(digest: bytes) -> bytes:
@@ -114,9 +120,9 @@ def _check_place(shape: tuple[int, ...], shard: Shard) -> None:
 
 def _digest_in_numpy(
     array: NDArray[Any], whole: tuple[int, ...], offsets: tuple[int, ...], seed: int
-) -> tuple[int, int]:
-    width = math.gcd(array.itemsize, 4)
-    values = np.ascontiguousarray(array).reshape(-1).view(f"u{width}").astype(_U64)
+) -> list[int]:
+    width = math.gcd(array.itemsize, 2)
+    values = np.ascontiguousarray(array).reshape(-1).view(f"u{width}").astype(np.uint16)
     numbers = np.zeros((1,) * array.ndim, _U64)
     for axis, (size, start) in enumerate(zip(array.shape, offsets, strict=True)):
         stride = math.prod(whole[axis + 1 :])
@@ -124,21 +130,15 @@ def _digest_in_numpy(
         numbers = numbers + along.reshape(-1, *(1,) * (array.ndim - axis - 1))
     parts = np.arange(0, array.itemsize, width, dtype=_U64)
     at = (numbers.reshape(-1, 1) * _U64(array.itemsize) + parts).reshape(-1)
-    words = values << (at % _U64(4) * _U64(8))
-    turned = (words << _U64(16) | words >> _U64(16)) & _LOW
-    sums = (np.sum(x * word_keys(seed, at // _U64(4), i)) for i, x in enumerate((words, turned)))
-    first, second = map(int, sums)
-    return first, second
-
-
-def word_keys(seed: int, numbers: NDArray[np.uint64], each: int) -> NDArray[np.uint64]:
-    """Return the keys of words for one of the sums."""
-    places, blocks = numbers % _U64(KEYS), numbers // _U64(KEYS)
-    key = _mixed(0, places * _U64(2) + _U64(each))
-    mask = _mixed(seed, blocks * _U64(2) + _U64(each))
-    low, high = key & _LOW, key >> _U64(32)
-    top = (high + (mask >> _U64(32)) & _LOW) ^ low
-    return top << _U64(32) | ((low + mask & _LOW) ^ high)
+    if not at.size:
+        return [0] * 4
+    pieces = (values << (at % _U64(2) * _U64(8)).astype(np.uint16)).view(np.int16)
+    products = pieces[:, None] * key_table()[at % _U64(BLOCK) // _U64(2)]
+    blocks, starts = np.unique(at // _U64(BLOCK), return_index=True)
+    inner = np.add.reduceat(products.view(np.uint32), starts, dtype=np.uint32)
+    outer = block_matrices(seed, blocks) * inner[:, None]
+    sums: list[int] = outer.sum((0, 2), dtype=np.uint32).tolist()
+    return sums
 
 
 def _mixed(seed: int, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -1,6 +1,6 @@
 """The digest of a tensor on a device, by operations of torch; see `stats.shard_digest`.
 
-None of the operations waits for the device: the sums are copied to the host as two numbers.
+None of the operations waits for the device: the sums are copied to the host as four numbers.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from tensortap.frameworks.protocol import PendingDigest
 from tensortap.frameworks.torch.cuda import CudaPort, cuda
 from tensortap.frameworks.torch.tensors import dtype_name
 from tensortap.record import Shard
-from tensortap.stats.shard_digest import KEYS, key_table, mix_bits, packed, seed_of
+from tensortap.stats.shard_digest import BLOCK, key_table, mix_bits, packed, seed_of
 
-_CHUNK = 1 << 20  # elements at once: some ten temporary numbers of eight bytes each
-_LOW = 0xFFFFFFFF
-_PIECES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+_CHUNK = 1 << 19  # elements at once: some hundred bytes of temporary numbers each
 
 
 def digest_later(
@@ -46,7 +44,7 @@ def digest_later(
 
 
 def digest_sums(tensor: torch.Tensor, shard: Shard | None = None) -> torch.Tensor:
-    """Return both sums of a digest, on the device of the tensor.
+    """Return the four sums of a digest, on the device of the tensor.
 
     >>> from tensortap.stats.shard_digest import shard_digest
     >>> x = torch.arange(5.0)
@@ -59,45 +57,42 @@ def digest_sums(tensor: torch.Tensor, shard: Shard | None = None) -> torch.Tenso
     shape = (1,) * (len(whole) - tensor.ndim) + tuple(tensor.shape)  # one of a stack
     seed, itemsize = seed_of(dtype_name(tensor.dtype), whole), tensor.element_size()
     device = tensor.device
-    sums = torch.zeros(2, dtype=torch.int64, device=device)
+    sums = torch.zeros(4, dtype=torch.int64, device=device)
     if not tensor.numel():
         return sums
     flat = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     flat = flat.resolve_neg().contiguous().reshape(-1)
-    width = min(itemsize, 4)
-    pieces = flat.view(_PIECES[width])
-    per = itemsize // width
+    pieces = flat.view(torch.uint8 if itemsize == 1 else torch.int16).reshape(tensor.numel(), -1)
+    per_block = BLOCK // itemsize
     keys = _keys(device)
-    masks = _masks(seed, math.prod(whole) * itemsize // 4 // KEYS + 1, device)
+    matrices = _matrices(seed, math.prod(whole) // per_block + 1, device)
     for start in range(0, tensor.numel(), _CHUNK):
         count = min(_CHUNK, tensor.numel() - start)
-        at = _numbers(start, count, shape, whole, offsets, device) * itemsize
-        if per > 1:
-            at = (at[:, None] + torch.arange(0, itemsize, width, device=device)).reshape(-1)
-        value = pieces[start * per : (start + count) * per].long() & ((1 << 8 * width) - 1)
-        word = value << (at % 4 * 8)
-        turned = (word << 16 | word >> 16) & _LOW
-        place, block = at // 4 % KEYS, at // 4 // KEYS
-        for each, x in enumerate((word, turned)):
-            low, high = keys[each, 0, place], keys[each, 1, place]
-            low_mask, high_mask = masks[each, 0, block], masks[each, 1, block]
-            top = (high + high_mask & _LOW) ^ low
-            sums[each] += (x * (top << 32 | (low + low_mask & _LOW) ^ high)).sum()
+        numbers = _numbers(start, count, shape, whole, offsets, device)
+        place, block = numbers[:, None] % per_block, numbers // per_block
+        value = pieces[start : start + count].int()
+        if itemsize == 1:  # half of a piece, which has a sign
+            value = ((value << place % 2 * 8) ^ 0x8000) - 0x8000
+            place = place // 2
+        else:
+            place = place * (itemsize // 2) + torch.arange(itemsize // 2, device=device)
+        inner = (value[:, :, None] * keys[place]).sum(1, dtype=torch.int32)
+        for row in range(4):
+            sums[row] += (inner * matrices[block, row]).sum()
     return sums
 
 
 @functools.cache
 def _keys(device: torch.device) -> torch.Tensor:
-    return torch.tensor(key_table().astype("int64"), device=device)
+    return torch.tensor(key_table(), device=device)
 
 
-def _masks(seed: int, blocks: int, device: torch.device) -> torch.Tensor:
-    """Return `block_masks`, computed on the device: a copy from the host might wait for it."""
+def _matrices(seed: int, blocks: int, device: torch.device) -> torch.Tensor:
+    """Return `block_matrices`, computed on the device: a copy from the host might wait for it."""
     start = _signed(int(mix_bits(np.array([seed], np.uint64))[0]))
     step = _signed(0x9E3779B97F4A7C15)
-    numbers = torch.arange(2 * blocks, device=device).reshape(blocks, 2).T
-    found = _mix(start + (numbers + 1) * step)
-    return torch.stack([found & _LOW, _shifted(found, 32)], dim=1)
+    found = _mix(start + (torch.arange(8 * blocks, device=device) + 1) * step)
+    return torch.stack([found, found >> 32], dim=1).int().reshape(blocks, 4, 4)
 
 
 def _mix(z: torch.Tensor) -> torch.Tensor:

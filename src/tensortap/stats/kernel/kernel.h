@@ -85,9 +85,9 @@ typedef struct {
 /* Summarize many arrays; the large ones one after the other, the others side by side. */
 Outcome summarize_many(Many *many, int threads);
 
-/* Add the digest of an array to two sums. It lies at `offsets` in an array of the shape `whole`. */
+/* Add the digest of an array to four sums. It lies at `offsets` in an array of the shape `whole`. */
 void digest(const Elements *elements, const ptrdiff_t *whole, const ptrdiff_t *offsets,
-            uint64_t seed, uint64_t sums[2]);
+            uint64_t seed, uint32_t sums[4]);
 
 typedef struct {
     double atol, rtol;

@@ -238,7 +238,7 @@ static PyObject *kernel_compare(PyObject *module, PyObject *args)
                          (unsigned long long)f.steps, f.identical);
 }
 
-/* digest(address, code, shape, strides, whole, offsets, seed) -> (sum, sum) */
+/* digest(address, code, shape, strides, whole, offsets, seed) -> four sums */
 static PyObject *kernel_digest(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -259,13 +259,13 @@ static PyObject *kernel_digest(PyObject *module, PyObject *args)
         if (PyErr_Occurred())
             return NULL;
     }
-    uint64_t sums[2] = {0, 0};
+    uint32_t sums[4] = {0};
     if (count > 0) {
         Py_BEGIN_ALLOW_THREADS
         digest(&elements, places[0], places[1], seed, sums);
         Py_END_ALLOW_THREADS
     }
-    return Py_BuildValue("(KK)", (unsigned long long)sums[0], (unsigned long long)sums[1]);
+    return Py_BuildValue("(IIII)", sums[0], sums[1], sums[2], sums[3]);
 }
 
 /* quantize(in, rows, length, (element, scale), block, top, least, whole, values, columns)
@@ -327,7 +327,7 @@ static PyMethodDef methods[] = {
     {"compare", kernel_compare, METH_VARARGS,
      "compare(a, b, shape, atol, rtol, equal_nan, format, threads) -> tuple"},
     {"digest", kernel_digest, METH_VARARGS,
-     "digest(address, code, shape, strides, whole, offsets, seed) -> (sum, sum)"},
+     "digest(address, code, shape, strides, whole, offsets, seed) -> four sums"},
     {"quantize", kernel_quantize, METH_VARARGS, "Quantize blocks of float32: see stats/blocks.py."},
     {"channels", kernel_channels, METH_VARARGS, "Add up the channels of a matrix: see stats/activations.py."},
     {"movements", kernel_movements, METH_VARARGS, "Sums over movements: see stats/norms.py."},

@@ -304,27 +304,23 @@ static void PASS(deviations64)(const double *restrict x, size_t n, double mean, 
 
 #include "pair_passes.h"
 
-/* Add the products of words with the keys of their positions: see digest.c. */
-static void PASS(digest)(const void *restrict data, size_t n, const Keys *restrict keys,
-                         size_t first, const uint64_t masks[2], uint64_t *restrict sums)
+/* Add the products of pieces with their keys to the sums of a block: see digest.c. */
+static void PASS(digest)(const void *restrict data, size_t n, const int16_t *restrict keys,
+                         uint32_t sums[4])
 {
-    typedef uint32_t Word __attribute__((aligned(1), may_alias));
-    const Word *in = data;
-    const uint32_t *a = keys->of[0] + first, *b = keys->of[1] + first;
-    const uint32_t *c = keys->of[2] + first, *d = keys->of[3] + first;
-    const uint32_t low = (uint32_t)masks[0], high = (uint32_t)(masks[0] >> 32);
-    const uint32_t turned_low = (uint32_t)masks[1], turned_high = (uint32_t)(masks[1] >> 32);
-    uint64_t sum = 0, turned_sum = 0;
-    uint32_t top = 0, turned_top = 0; /* upper halves, to which the lower ones carry */
+    typedef int16_t Piece __attribute__((aligned(1), may_alias));
+    const Piece *in = data;
+    uint32_t a = 0, b = 0, c = 0, d = 0;
     for (size_t i = 0; i < n; i++) {
-        uint32_t x = in[i], turned = x << 16 | x >> 16;
-        sum += (uint64_t)x * ((a[i] + low) ^ b[i]);
-        top += x * ((b[i] + high) ^ a[i]);
-        turned_sum += (uint64_t)turned * ((c[i] + turned_low) ^ d[i]);
-        turned_top += turned * ((d[i] + turned_high) ^ c[i]);
+        a += (uint32_t)(in[i] * keys[i]);
+        b += (uint32_t)(in[i] * keys[i + KEY_STEP]);
+        c += (uint32_t)(in[i] * keys[i + 2 * KEY_STEP]);
+        d += (uint32_t)(in[i] * keys[i + 3 * KEY_STEP]);
     }
-    sums[0] += sum + ((uint64_t)top << 32);
-    sums[1] += turned_sum + ((uint64_t)turned_top << 32);
+    sums[0] += a;
+    sums[1] += b;
+    sums[2] += c;
+    sums[3] += d;
 }
 
 /* Round values divided by the scale of their block to a format, and multiply them by it again. Errors

@@ -50,12 +50,8 @@ typedef struct {
     double xx, dd, pp, dp;
 } MoveSums;
 
-#define KEYS 1024
-
-/* Halves of the two keys of each position in a block of words. */
-typedef struct {
-    uint32_t of[4][KEYS];
-} Keys;
+#define PIECES 4096 /* of 16 bits in a block of a digest: their keys fit into the first-level cache */
+#define KEY_STEP 32 /* from the key of a piece for one sum to that for the next */
 
 /* A floating-point format: digits with the first one, the bits of its smallest normal number as
  * float32, its largest number, and the first magnitude that is too large even after rounding. */
@@ -116,7 +112,7 @@ typedef struct {
                     MoveSums *);
     void (*places)(const double *, size_t, const Ruler *, int64_t *);
     uint64_t (*apart)(const int64_t *, const int64_t *, size_t);
-    void (*digest)(const void *, size_t, const Keys *, size_t, const uint64_t[2], uint64_t *);
+    void (*digest)(const void *, size_t, const int16_t *, uint32_t[4]);
     void (*round_block)(const float *, size_t, float inverse, float scale, const BlockFormat *,
                         float *out, RoundedSums *);
     void (*channels32)(const float *, ptrdiff_t stride, size_t rows, size_t, double shift,
