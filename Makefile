@@ -41,8 +41,9 @@ demo: $(VENV)/.ready-demo
 check: lint $(VENV)/.ready-test
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m 'not slow' $(ARGS)
 
+# Three workers on two cores: the tests wait for processes and browsers a quarter of the time.
 test: $(VENV)/.ready-test chromium
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 # Takes about half an hour.
 sweep: $(VENV)/.ready-test
