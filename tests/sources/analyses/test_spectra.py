@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 
 import numpy as np
 import pytest
@@ -100,7 +101,7 @@ def test_a_step_that_comes_too_early_is_left_out(monkeypatch):
     sent = []
     monkeypatch.setattr(
         "tensortap.sources.analyses.spectra.SpectraWorker.compute",
-        lambda self, names: (self.idle.clear(), sent.append(names)),
+        lambda self, matrices: (self.idle.clear(), sent.append(list(matrices))),
     )
     monkeypatch.setattr("tensortap.sources.analyses.spectra.PATIENCE", 0.0)
     model = nn.Linear(3, 4)
@@ -115,11 +116,24 @@ def test_a_step_that_comes_too_early_is_left_out(monkeypatch):
     assert "had not finished" in tracker.unseen["spectra"]
 
 
+def test_the_end_of_training_does_not_wait_for_a_full_pipe(monkeypatch):
+    monkeypatch.setattr("tensortap.sources.analyses.spectra.PATIENCE", 0.0)
+    model = nn.Linear(1024, 1024, bias=False)  # larger than the pipe
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tap.track(model, optimizer, analyses=["spectra"]) as tracker:
+        model(torch.ones(1, 1024)).sum().backward()
+        optimizer.step()
+        tracker.step()
+    assert "had not finished" in tracker.unseen["spectra"]
+    assert workers() == []
+    assert not [each for each in threading.enumerate() if "spectra" in each.name]
+
+
 def test_the_last_results_do_not_yield_to_other_programs():
     """Training has ended; whatever else keeps the processors busy would keep the worker waiting."""
     if os.geteuid():
         pytest.skip("only root may raise the priority of a process")
-    worker = SpectraWorker([], 64)
+    worker = SpectraWorker()
     (pid,) = workers()
     assert os.sched_getscheduler(pid) == os.SCHED_IDLE
     assert worker.finish(0)

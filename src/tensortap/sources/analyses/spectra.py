@@ -4,62 +4,53 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import fcntl
 import json
-import mmap
 import os
 import subprocess
 import sys
-import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.frameworks.analyzing import TrainedParameter, TrainedParameters
 from tensortap.record import Kind
-from tensortap.sources.analyses import copies
 from tensortap.sources.analyses.analysis import Analysis, Give
+from tensortap.sources.analyses.copies import Copies, beyond
 from tensortap.stats.norms import Movement, movements
 
 PATIENCE = 20.0  # seconds that the end waits for the last results
+_PIPE = 1 << 20  # bytes that the pipe holds, if possible: fewer threads wake up
 _START = """
 import sys
 sys.path[0] = {root!r}
 from tensortap.sources.analyses.spectra_worker import main
-main({fd})
+main()
 """
-_ALIGNMENT = 64
-
-
-class MatrixPlace(NamedTuple):
-    """The location of a weight before and after its update, for the worker."""
-
-    name: str
-    dtype: str
-    rows: int
-    columns: int
-    old: int
-    new: int
 
 
 class SpectraWorker:
-    """A process that shares memory with this one; it computes one job at a time."""
+    """A process that reads matrices from a pipe and computes one job at a time."""
 
-    def __init__(self, places: list[MatrixPlace], nbytes: int) -> None:
-        self.places = {place.name: place for place in places}
+    def __init__(self) -> None:
         self.results: collections.deque[tuple[str, dict[str, float]]] = collections.deque()
         self.idle = threading.Event()
         self.idle.set()
-        with _memory_file(nbytes) as fd:
-            self._memory = mmap.mmap(fd, nbytes)
-            root = str(Path(__file__).parents[3])
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _START.format(root=root, fd=fd)], pass_fds=[fd], text=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            )  # fmt: skip
+        self._writer: threading.Thread | None = None
+        root = str(Path(__file__).parents[3])
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _START.format(root=root)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert self._process.stdin is not None
+        self._pipe = self._process.stdin
+        with contextlib.suppress(AttributeError, OSError):  # not Linux, or too many pipes
+            fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, _PIPE)
         self._yield_to_training()
         self._reader = threading.Thread(target=self._read, name="tensortap-spectra", daemon=True)
         self._reader.start()
@@ -97,27 +88,39 @@ class SpectraWorker:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def memory(self, offset: int, like: NDArray[Any]) -> NDArray[Any]:
-        """Return an array over the shared memory."""
-        return np.frombuffer(self._memory, like.dtype, like.size, offset)
+    def compute(self, matrices: Mapping[str, NDArray[Any]]) -> None:
+        """Begin with matrices, each before and after its update, and return at once.
 
-    def compute(self, names: list[str]) -> None:
-        """Begin with the matrices of these names; the memory is the worker's until it is idle."""
-        assert self._process.stdin is not None
+        They must not change until the worker is idle.
+        """
         self.idle.clear()
-        job = json.dumps([self.places[name] for name in names])
-        try:
-            self._process.stdin.write(f"{job}\n")
-            self._process.stdin.flush()
-        except OSError:  # it has died
-            self.idle.set()
+        self._writer = threading.Thread(
+            target=self._write, args=(dict(matrices),), name="tensortap-spectra-writer", daemon=True
+        )
+        self._writer.start()
+
+    def _write(self, matrices: Mapping[str, NDArray[Any]]) -> None:
+        with contextlib.suppress(OSError):  # the worker has died
+            for name, both in matrices.items():
+                rows, columns = both.shape[1], both[0, 0].size
+                head = json.dumps([name, both.dtype.name, rows, columns])
+                self._send(memoryview(f"{head}\n".encode()))
+                self._send(both.reshape(-1).view(np.uint8).data)
+            self._send(memoryview(b"null\n"))
+
+    def _send(self, data: memoryview) -> None:
+        """Write to the pipe itself: at the end of the program, nobody may wait for a buffer."""
+        while data:
+            data = data[os.write(self._pipe.fileno(), data) :]
 
     def close(self) -> None:
         """End the process."""
-        assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with contextlib.suppress(OSError):  # it has died
-            self._process.stdin.close()
+        if not self.idle.is_set():
+            self._process.kill()  # it would read all matrices first
+        if self._writer is not None:
+            self._writer.join()
+        self._pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1)
         self._process.kill()
@@ -126,65 +129,61 @@ class SpectraWorker:
         self._process.stdout.close()
 
 
-@contextlib.contextmanager
-def _memory_file(nbytes: int) -> Any:
-    """Give the descriptor of an anonymous file, closed afterwards."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("tensortap-spectra")
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    try:
-        os.ftruncate(fd, nbytes)
-        yield fd
-    finally:
-        os.close(fd)
-
-
 class Spectra(Analysis):
-    """Gives singular values of weights and updates; a step that comes too early is left out."""
+    """Gives singular values of weights and updates; a step that comes too early is left out.
+
+    Weights are copied before and after the update, into memory of this process: it is faster than
+    shared memory the first time. A thread passes them on.
+    """
 
     def __init__(self, give: Give, unseen: dict[str, str]) -> None:
         super().__init__(give, unseen)
         self._worker: SpectraWorker | None = None
         self._died = False  # a worker, which is not started again
-        self._copied: dict[str, str] = {}  # matrices whose old value is in memory: placements
+        self._copies = Copies(times=2)
+        self._begun: set[str] = set()  # matrices whose old value is copied
+        self._copied: dict[str, NDArray[Any]] = {}  # those with both values
+        self._placements: dict[str, str] = {}
         self._sent: tuple[int, dict[str, str]] = (0, {})  # step and placements of the last job
 
     def before_update(self, found: TrainedParameters) -> None:
-        matrices = [each for each in found if _is_matrix(each)]
         if self._worker is not None and not self._worker.idle.is_set():
             return
         self._poll()
         if self._died:
             return
-        worker = self._worker
-        if worker is None or not all(_fits(worker, each) for each in matrices):
-            worker = self._start(matrices)
         moves = []
-        for each in matrices:
-            if worker is not None and each.name in worker.places:
-                place = worker.places[each.name]
-                moves.append(Movement(each.value, keep=worker.memory(place.old, each.value)))
-                self._copied[each.name] = each.placements
+        for each in found:
+            if _is_matrix(each):
+                both, _ = self._copies.of(each.name, each.value)
+                if both is None:
+                    self.unseen["spectra"] = beyond()
+                    continue
+                moves.append(Movement(each.value, keep=both[0]))
+                self._begun.add(each.name)
         movements(moves)
 
     def after_update(self, found: TrainedParameters) -> None:
-        worker, moves = self._worker, []
-        if worker is None or not self._copied:
-            return
+        moves = []
         for each in found:
-            if each.name in self._copied:
-                place = worker.places[each.name]
-                moves.append(Movement(each.value, keep=worker.memory(place.new, each.value)))
+            if each.name in self._begun:
+                both, known = self._copies.of(each.name, each.value)
+                if both is not None and known:
+                    moves.append(Movement(each.value, keep=both[1]))
+                    self._copied[each.name] = both
+                    self._placements[each.name] = each.placements
         movements(moves)
 
     def end_step(self) -> None:
         self._poll()
-        if self._worker is not None and self._copied:
-            self._sent = self.current_step(), dict(self._copied)
-            self._worker.compute(list(self._copied))
+        if self._copied and not self._died:
+            self._sent = self.current_step(), dict(self._placements)
+            if self._worker is None:
+                self._worker = SpectraWorker()
+            self._worker.compute(self._copied)
+        self._begun.clear()
         self._copied.clear()
+        self._placements.clear()
 
     def detach(self) -> None:
         worker, self._worker = self._worker, None
@@ -195,26 +194,8 @@ class Spectra(Analysis):
                 )
             self._give_results(worker)
             worker.close()
+        self._copies.clear()
         super().detach()
-
-    def _start(self, matrices: list[TrainedParameter]) -> SpectraWorker | None:
-        """Start a worker for these matrices and those that it had."""
-        before, self._worker = self._worker, None
-        if before is not None:
-            before.close()
-        places, at = [], 0
-        for each in matrices:
-            size = -(-each.value.nbytes // _ALIGNMENT) * _ALIGNMENT
-            if at + 2 * size > copies.LARGEST:
-                self.unseen["spectra"] = copies.beyond()
-                continue
-            rows, columns = len(each.value), each.value[0].size
-            dtype = each.value.dtype.name
-            places.append(MatrixPlace(each.name, dtype, rows, columns, at, at + size))
-            at += 2 * size
-        if places:
-            self._worker = SpectraWorker(places, at)
-        return self._worker
 
     def _poll(self) -> None:
         worker = self._worker
@@ -235,13 +216,3 @@ class Spectra(Analysis):
 def _is_matrix(each: TrainedParameter) -> bool:
     shape = each.value.shape
     return len(shape) > 1 and shape[0] > 1 and each.value[0].size > 1
-
-
-def _fits(worker: SpectraWorker, each: TrainedParameter) -> bool:
-    """Return whether the worker has a place for a matrix, or had no room for it."""
-    place = worker.places.get(each.name)
-    if place is None:
-        return True
-    return (place.rows, place.columns, place.dtype) == (
-        len(each.value), each.value[0].size, each.value.dtype.name,
-    )  # fmt: skip

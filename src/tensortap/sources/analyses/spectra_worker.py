@@ -1,13 +1,13 @@
 """The process that computes spectra, so that training does not wait for them.
 
-It shares memory with the training process, reads jobs from its standard input, one per line, and
-writes results to its standard output.
+It reads jobs from its standard input: for each matrix a line with its name, dtype and shape, then
+its bytes before and after the update, and at the end ``null``. It writes results to its standard
+output, one per line.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
 import signal
 import sys
 from typing import Any
@@ -18,22 +18,24 @@ from tensortap.dtypes import numpy_dtype
 from tensortap.stats.spectra import spectrum
 
 
-def main(fd: int) -> None:
+def main() -> None:
     """Compute spectra until the training process closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    memory = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
-    for line in sys.stdin:
-        for name, dtype, rows, columns, old, new in json.loads(line):
-            count = rows * columns
-            before, after = (
-                np.frombuffer(memory, numpy_dtype(dtype), count, at).reshape(rows, columns)
-                for at in (old, new)
-            )
-            numbers = _figures("", after)
-            moved = after.astype(np.float64) - before.astype(np.float64)
-            numbers |= _figures("update_", moved)
-            _write([name, numbers])
-        _write(None)
+    pipe = sys.stdin.buffer
+    for line in pipe:
+        if (head := json.loads(line)) is None:
+            _write(None)
+            continue
+        name, dtype, rows, columns = head
+        of = np.dtype(numpy_dtype(dtype))
+        data = pipe.read(2 * rows * columns * of.itemsize)
+        if len(data) < 2 * rows * columns * of.itemsize:
+            return  # the training process has ended
+        before, after = np.frombuffer(data, of).reshape(2, rows, columns)
+        numbers = _figures("", after)
+        moved = after.astype(np.float64) - before.astype(np.float64)
+        numbers |= _figures("update_", moved)
+        _write([name, numbers])
 
 
 def _write(result: object) -> None:
