@@ -312,6 +312,17 @@ def test_rounding_errors_do_not_vanish():
         assert [alert.step for alert in found] == expected
 
 
+def test_a_bias_without_influence_does_not_vanish():
+    # as that of the keys in attention, which the softmax takes away
+    for beside, expected in ((1.0, []), (1e-15, [2, 2])):
+        monitor, found = AlertMonitor([alerts.vanishing()]), []
+        for step in range(9):
+            for name, size in (("key.bias", 1e-14), ("key.weight", beside)):
+                values = FINE * np.float32(size)
+                found += monitor.see(tensor(name, values, step, Kind.WEIGHT_GRADIENT))
+        assert [alert.step for alert in found] == expected
+
+
 def test_dead():
     zeros = np.zeros(100)
     zeros[:3] = 1

@@ -145,7 +145,24 @@ def test_layers_in_a_plain_list(layers):
             tracker.step()
     found = {(alert.rule, alert.name) for alert in tracker.alerts}
     assert found == (set() if registered else {("not_registered", "layers")})
-    assert registered or "it holds 4 parameters" in tracker.alerts[0].message
+    assert registered or "it holds 4 tensors" in tracker.alerts[0].message
+
+
+@pytest.mark.parametrize("make", [lambda x: x.requires_grad_(), nn.Parameter, lambda x: x])
+def test_a_tensor_that_is_no_parameter(make):
+    net = model()
+    net.gain = make(torch.ones(2))
+    net.register_forward_hook(lambda module, args, output: output * module.gain)
+    lost = net.gain.requires_grad and not isinstance(net.gain, nn.Parameter)
+    assert train(net, sgd(net)) == ({("not_registered", "gain")} if lost else set())
+
+
+@pytest.mark.parametrize("bug", [True, False])
+def test_one_layer_several_times(bug):
+    layers = [nn.Linear(8, 8)] * 3 if bug else [nn.Linear(8, 8) for _ in range(3)]
+    net = nn.Sequential(nn.Linear(4, 8), act := nn.Tanh(), nn.Sequential(*layers), act)
+    found = train(net, sgd(net, lr=1e-3), hints=True)
+    assert found == ({("repeated_layer", "2")} if bug else set())
 
 
 def test_a_hidden_teacher_is_no_bug():

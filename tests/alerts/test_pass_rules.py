@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import tensortap as tap
 from tests.alerts.training import model, sgd, train
 
 CLASSES = 3
@@ -68,6 +69,32 @@ def test_gradients_in_evaluation(how):
 
     found = trained(noise(), after=evaluate, hints=True)
     assert found == ({"gradients_in_evaluation"} if how == "recorded" else set())
+
+
+class Noisy(nn.Module):
+    """Dropout by a function; `fixed` tells it about the mode."""
+
+    def __init__(self, fixed: bool) -> None:
+        super().__init__()
+        self.fixed = fixed
+
+    def forward(self, x):
+        return F.dropout(x, 0.5, self.training if self.fixed else True)
+
+
+@pytest.mark.parametrize("how", ["function", "fixed", "module left in train mode"])
+def test_random_numbers_in_evaluation(how):
+    net = model(nn.Dropout(0.5) if "module" in how else Noisy(how == "fixed"))
+
+    def evaluate(net):
+        net.eval()
+        net[1].train("module" in how)  # as for estimates of uncertainty
+        with torch.no_grad():
+            net(torch.randn(16, 4))
+        net.train()
+
+    found = trained(noise(), net=net, after=evaluate, hints=True)
+    assert found == ({"random_in_evaluation"} if how == "function" else set())
 
 
 # -- batches ---------------------------------------------------------------------------------
@@ -163,6 +190,20 @@ def test_inputs_that_change_scale_in_evaluation(scale):
     assert trained(noise(), after=evaluate) == ({"input_scale"} if scale > 1 else set())
 
 
+@pytest.mark.parametrize("fixed", [False, True])
+def test_images_that_are_normalized_in_training_only(fixed):
+    def evaluate(net):
+        net.eval()
+        with torch.no_grad():
+            net(torch.rand(16, 1, 4, 4) * (2 if fixed else 1) - (1 if fixed else 0))
+        net.train()
+
+    pixels = (torch.rand(16, 1, 4, 4) * 2 - 1 for _ in itertools.count())
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, CLASSES))
+    found = trained(pixels, net=net, after=evaluate, hints=True)
+    assert found == (set() if fixed else {"other_normalization"})
+
+
 # -- losses ----------------------------------------------------------------------------------
 
 
@@ -203,6 +244,25 @@ def test_a_loss_that_does_not_depend_on_the_output(bug):
 
 LOSSES = {
     "softmax twice": (lambda x: F.cross_entropy(x.softmax(1), TARGET), {"softmax_twice"}),
+    "softmax after the model": (
+        lambda x: F.cross_entropy(x.softmax(1), TARGET),
+        {"softmax_twice"},
+    ),
+    "sigmoid after the model": (
+        lambda x: F.binary_cross_entropy_with_logits(x.sigmoid(), F.one_hot(TARGET).float()),
+        {"softmax_twice"},
+    ),
+    "error of probabilities": (
+        lambda x: F.mse_loss(x.sigmoid(), F.one_hot(TARGET).float()),
+        set(),
+    ),
+    "error of a softmax": (lambda x: F.mse_loss(x.softmax(1), F.one_hot(TARGET).float()), set()),
+    "positive weight": (
+        lambda x: F.binary_cross_entropy_with_logits(
+            x, F.one_hot(TARGET).float(), pos_weight=torch.tensor(0.6)
+        ),
+        set(),
+    ),
     "log_softmax twice": (lambda x: F.cross_entropy(x.log_softmax(1), TARGET), set()),
     "right": (lambda x: F.cross_entropy(x, TARGET), set()),
     "of some": (lambda x: F.cross_entropy(x, TARGET.where(TARGET > 0, -100)), set()),
@@ -259,6 +319,28 @@ def test_losses(name):
 
 
 @pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        (nn.LogSoftmax(0), "the softmax over dimension 0"),
+        (nn.Softmax(1), "apply log_softmax"),
+        (nn.LogSoftmax(1), ""),
+    ],
+)
+def test_the_end_of_a_model_whose_loss_is_a_likelihood(end, message):
+    torch.manual_seed(0)
+    net = Ends(end)
+    optimizer = sgd(net, lr=0.01)
+    with tap.track(net, optimizer=optimizer, alerts=True) as tracker:
+        for _ in range(11):
+            optimizer.zero_grad()
+            F.nll_loss(net(torch.randn(16, 4)), TARGET).backward()
+            optimizer.step()
+            tracker.step()
+    assert [alert.rule for alert in tracker.alerts] == (["loss_gradient"] if message else [])
+    assert not message or message in tracker.alerts[0].message
+
+
+@pytest.mark.parametrize(
     ("axis", "dtype"), [(2, torch.float32), (1, torch.float32), (2, torch.bfloat16)]
 )
 def test_tokens(axis, dtype):
@@ -311,3 +393,14 @@ def test_accumulation_of_means(divided, options):
 
     found = {rule for rule, _ in train(net, optimizer, step, hints=True)}
     assert found == (set() if divided else {"not_divided"})
+
+
+def test_gradients_that_are_never_zeroed_are_no_accumulation():
+    net = nn.Linear(4, CLASSES)
+    optimizer = sgd(net, lr=1e-3)
+
+    def step():
+        F.cross_entropy(net(torch.randn(16, 4)), TARGET).backward()
+        optimizer.step()
+
+    assert train(net, optimizer, step, hints=True) == set()  # an alert says what is wrong

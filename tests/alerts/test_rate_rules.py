@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import tensortap as tap
 from tests.alerts.training import model, sgd, train
 
 BATCH = 16
@@ -72,6 +73,7 @@ def test_schedulers_of_others_do_not_matter():
         (lambda o: torch.optim.lr_scheduler.StepLR(o, 5, 0.1), True),
         (lambda o: torch.optim.lr_scheduler.StepLR(o, 20, 0.1), False),
         (lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 30), False),
+        (lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 10), True),
         (lambda o: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.0, 30), False),
     ],
 )
@@ -104,6 +106,37 @@ def test_clipping_that_always_or_never_acts(threshold, found):
         optimizer.step()
 
     assert rules(net, optimizer, step, hints=True, steps=91) == found
+
+
+@pytest.mark.parametrize("zeroed", [True, False])
+def test_clipping_after_the_step(zeroed):
+    net = nn.Linear(4, 4)
+    optimizer = sgd(net, lr=1e-4)
+
+    def step():
+        backward(net, optimizer)
+        optimizer.step()
+        for parameter in net.parameters():
+            parameter.grad.mul_(0.0 if zeroed else 0.5)  # zeroed by hand, or clipped
+
+    assert rules(net, optimizer, step, hints=True) == (set() if zeroed else {"clipping"})
+
+
+def test_clipping_of_scaled_gradients():
+    net = nn.Linear(4, 4)
+    optimizer = sgd(net, lr=1e-4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with tap.track(net, optimizer=optimizer, alerts=True) as tracker:
+        for _ in range(91):
+            with torch.autocast("cpu", torch.float16):
+                backward(net, optimizer, scaler)
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            tracker.step()
+    (hint,) = tracker.hints
+    assert hint.rule == "clipping"
+    assert "scaler.unscale_(optimizer) before clipping" in hint.message
 
 
 def test_clipping_that_sometimes_acts_and_accumulation():

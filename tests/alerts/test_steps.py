@@ -127,6 +127,26 @@ def test_a_parameter_without_a_gradient(bug):
     assert train(net, optimizer) == set()
 
 
+CUTS = {
+    "item": lambda loss: torch.tensor(loss.item(), requires_grad=True),
+    "detach": lambda loss: loss.detach().requires_grad_(),
+    "fine": lambda loss: loss,
+}
+
+
+@pytest.mark.parametrize("how", CUTS)
+def test_a_loss_that_is_cut_off_from_the_model(how):
+    net = model()
+    optimizer = sgd(net)
+
+    def step():
+        optimizer.zero_grad()
+        CUTS[how](net(torch.randn(3, 4)).square().mean()).backward()
+        optimizer.step()
+
+    assert train(net, optimizer, step) == (set() if how == "fine" else {("no_gradient", "model")})
+
+
 def test_a_frozen_parameter_that_the_optimizer_changes():
     net = model()
     optimizer = sgd(net, lr=1e-3)
@@ -156,7 +176,7 @@ def test_gradients_zeroed_before_the_step():
             optimizer.zero_grad(set_to_none=keep)
             optimizer.step()
 
-        assert ("gradient_discarded", "model") in train(net, optimizer, step)
+        assert train(net, optimizer, step) == {("gradient_discarded", "model")}
         assert train(net, optimizer) == set()  # zeroed before the backward pass
 
 
@@ -231,6 +251,9 @@ def test_learning_rates():
     optimizer = sgd(net, lr=0.1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 25)
     assert train(net, optimizer, step, steps=24) == set()
+    optimizer = sgd(net, lr=1e-3)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 - n / 20)  # too short
+    assert train(net, optimizer, step) == {("learning_rate", "learning rate of group 0")}
 
 
 def test_training_in_eval_mode():
@@ -258,6 +281,18 @@ def test_dropout_in_evaluation(fixed):
             net.train()
 
     assert train(net, optimizer, step) == (set() if fixed else {("dropout_in_evaluation", "1")})
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_an_evaluation_after_the_last_step(fixed):
+    net = model(nn.Dropout(0.5))
+    with tap.track(net, optimizer=sgd(net), alerts=True) as tracker:
+        net(torch.randn(3, 4)).square().mean().backward()
+        tracker.step()
+        with torch.no_grad():
+            net.train(not fixed)
+            net(torch.randn(3, 4))
+    assert [alert.rule for alert in tracker.alerts] == ([] if fixed else ["dropout_in_evaluation"])
 
 
 def test_few_values_may_be_close_to_each_other_by_chance():

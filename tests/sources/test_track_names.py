@@ -32,10 +32,10 @@ def adams(*models):
 
 
 def test_name_is_put_before_all_names(found):
-    model = nn.Sequential(nn.Linear(4, 4), nn.MultiheadAttention(4, 2))
+    model = nn.Sequential(nn.Linear(4, 4), nn.MultiheadAttention(4, 2), nn.Linear(4, 4))
     (opt,) = adams(model)
-    with tap.track(model, opt, name="generator", include=r"^(0|1|Seq)", tensors="^0$") as tracker:
-        x = model[0](torch.randn(3, 4))
+    with tap.track(model, opt, name="generator", include=r"^(0|1|2|Seq)", tensors="^0$") as tracker:
+        x = nn.functional.linear(model[0](torch.randn(3, 4)), model[2].weight)
         model[1](x, x, x)[0].sum().backward()
         opt.step()
         tracker.step(loss=1.0)
@@ -47,7 +47,7 @@ def test_name_is_put_before_all_names(found):
     state = seen.one(Kind.OPTIMISER_STATE, "generator.0.bias.exp_avg")
     assert state.tags["parameter"] == "generator.0.bias"
     assert seen.one(Kind.METRIC, "generator.loss").value == 1.0
-    assert list(tracker.unseen) == ["generator.1.out_proj"]
+    assert list(tracker.unseen) == ["generator.2"]
 
 
 @pytest.mark.slow

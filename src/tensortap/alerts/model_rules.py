@@ -83,18 +83,32 @@ def never_runs(patience: int = 20) -> Rule:
 
 
 def not_registered() -> Rule:
-    """Report layers in a plain list or dict of a module, which torch does not know."""
+    """Report layers in a plain list or dict of a module, and tensors that are no parameters."""
 
     def check(facts: StepFacts, state: dict[str, Any]) -> Found:
         for name, count in latest(state, facts.unregistered):
             message = (
-                f"it holds {count} parameters that get gradients and that torch does not know: "
-                "they are not trained, moved or saved; use nn.ModuleList, nn.ModuleDict or "
-                "nn.ParameterList"
+                f"it holds {count} tensors that get gradients and that torch does not know as "
+                "parameters: they are not trained, moved or saved; use nn.ModuleList, "
+                "nn.ModuleDict, nn.ParameterList or nn.Parameter"
             )
             yield name, message
 
     return of_steps(check, "not_registered")
+
+
+def repeated_layer() -> Rule:
+    """Give a hint if one layer stands several times in a list of layers."""
+
+    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
+        for name, count in state.setdefault("found", facts.repeated_layers):
+            message = (
+                f"the same layer stands in it {count} times, as after [layer] * {count}, with one "
+                "set of weights; create each layer anew, unless weights are to be shared"
+            )
+            yield name, message
+
+    return of_steps(check, "repeated_layer", HINT)
 
 
 def untied() -> Rule:
@@ -124,5 +138,6 @@ def weight_decay() -> Rule:
 
 
 MODEL_RULES: tuple[Rule, ...] = (
-    changed_outside(), never_changes(), never_runs(), not_registered(), untied(), weight_decay(),
+    changed_outside(), never_changes(), never_runs(), not_registered(), repeated_layer(), untied(),
+    weight_decay(),
 )  # fmt: skip

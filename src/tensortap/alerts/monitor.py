@@ -36,7 +36,7 @@ class StepState:
 
     __slots__ = (
         "_gradients", "bad_weights", "first", "followed", "largest", "largest_before", "mask",
-        "masks", "outputs", "step", "weights_seen",
+        "masks", "modules", "modules_before", "outputs", "step", "weights_seen",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -49,6 +49,8 @@ class StepState:
         self.weights_seen = False
         self.largest = -math.inf  # log2 of the largest gradient
         self.largest_before = -math.inf  # in the last step
+        self.modules: dict[str, float] = {}  # the same for the gradients of each one's weights
+        self.modules_before: dict[str, float] = {}
         self.bad_weights: dict[str, int] = {}  # name → step since which it is not finite
         self._gradients: collections.deque[str] = collections.deque(maxlen=32)
 
@@ -59,6 +61,7 @@ class StepState:
         self.outputs = self.masks = 0
         self.mask = ""
         self.largest, self.largest_before = -math.inf, self.largest
+        self.modules, self.modules_before = {}, self.modules
         self._gradients.clear()
 
     def gradient_before(self, name: str) -> str:

@@ -16,6 +16,7 @@ from tensortap.frameworks.steps import PassFacts, StepFacts
 
 _FEW = 3  # batches that are too few
 _GROUPS = 3  # of equal batches, that are no accident
+_MANY_NEGATIVE = 0.2  # of the values of images, with mean 0
 _SAME_ORDER = 16  # batches that come in the same order as in the first epoch
 
 
@@ -25,17 +26,17 @@ def _of_passes(
     concerns: Callable[[PassFacts], bool],
     problem: Callable[[PassFacts], str],
     severity: str = ALERT,
+    most: int | None = 1,
 ) -> Rule:
-    """Return a rule that looks at the first pass of each step that concerns it.
+    """Return a rule that looks at the first `most` passes of each step that concern it.
 
     It reports a problem of `patience` such passes in a row.
     """
     check_count("patience", patience)
 
     def check(facts: StepFacts, state: dict[str, Any]) -> Found:
-        first = next(filter(concerns, facts.passes), None)
-        if first is not None:
-            message = problem(first)
+        for each in itertools.islice(filter(concerns, facts.passes), most):
+            message = problem(each)
             in_a_row(state, MODEL, bool(message))
             state["message"] = message or state.get("message")
         if state.get(MODEL, 0) >= patience:
@@ -83,6 +84,24 @@ def gradients_in_evaluation(patience: int = 3) -> Rule:
         lambda each: not each.training and each.whole,
         lambda each: message if each.gradients and each.unused else "",
         HINT,
+        most=None,
+    )
+
+
+@checked
+def random_in_evaluation(patience: int = 3) -> Rule:
+    """Give a hint if a model draws random numbers although all of it is in ``eval()`` mode."""
+    message = (
+        "it draws random numbers in eval() mode: F.dropout() needs training=self.training, and "
+        "scaled_dot_product_attention dropout_p=0.0; ignore this if the model samples on purpose"
+    )
+    return _of_passes(
+        "random_in_evaluation",
+        patience,
+        lambda each: not each.training and each.whole,
+        lambda each: message if each.random else "",
+        HINT,
+        most=None,
     )
 
 
@@ -222,6 +241,33 @@ def input_scale(factor: float = 10.0, patience: int = 2) -> Rule:
     return of_steps(check, "input_scale")
 
 
+@checked
+def other_normalization(patience: int = 2) -> Rule:
+    """Give a hint if images have negative values only in training, or only in evaluation."""
+    check_count("patience", patience)
+
+    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
+        for each in facts.passes:
+            share = each.input.negative if each.input is not None else None
+            if share is None:
+                continue
+            if each.training:
+                state["training"] = share
+            elif "training" in state:
+                here = state["training"]
+                in_a_row(state, MODEL, max(here, share) >= _MANY_NEGATIVE and not min(here, share))
+                state["shares"] = share, here
+        if state.get(MODEL, 0) >= patience:
+            there, here = state["shares"]
+            message = (
+                f"{there:.0%} of the values of images are negative in evaluation and {here:.0%} in "
+                "training: are both normalized in the same way?"
+            )
+            yield MODEL, message
+
+    return of_steps(check, "other_normalization", HINT)
+
+
 # -- the loss --------------------------------------------------------------------------------
 
 
@@ -313,7 +359,7 @@ def not_divided(patience: int = 2) -> Rule:
         scale = (facts.schedule.scale or 1.0) if facts.schedule.scaled else 1.0
         losses = [each.loss for each in facts.passes if each.loss is not None]
         weights = [loss.weight / scale for loss in losses if loss.weight]
-        if weights and facts.accumulated > 1:
+        if weights and facts.accumulated > 1 and not facts.carried:
             in_a_row(state, MODEL, all(abs(weight - 1) < 0.05 for weight in weights))
             state["count"] = facts.accumulated
         if state.get(MODEL, 0) >= patience:
@@ -330,5 +376,6 @@ def not_divided(patience: int = 2) -> Rule:
 PASS_RULES: tuple[Rule, ...] = (
     batch_norm_in_evaluation(), constant_input(), gradients_in_evaluation(), identical_workers(),
     input_ignored(), input_scale(), labels(), loss_gradient(), not_divided(), not_normalized(),
-    not_shuffled(), output_ignored(), same_batch(), softmax_twice(),
+    not_shuffled(), other_normalization(), output_ignored(), random_in_evaluation(), same_batch(),
+    softmax_twice(),
 )  # fmt: skip

@@ -15,6 +15,7 @@ _SMALL_DROP, _LARGE_DROP = 20, 3  # how many equal drops of a rate are many; lar
 _FALL = 50.0
 _EARLY = 300  # steps
 _SCHEDULER = "scheduler"
+_NOT_UNSCALED = 10.0  # factors of clipping, times the scale, when scaled gradients are clipped
 
 
 @checked
@@ -48,12 +49,22 @@ def scheduler_order(patience: int = 3) -> Rule:
 
 
 def scheduler_per_batch() -> Rule:
-    """Give a hint if a learning rate falls 50-fold by equal factors within the first 300 steps."""
+    """Give a hint if a learning rate falls far too early, or a cosine schedule begins to rise.
+
+    Falling means 50-fold by equal factors within the first 300 steps.
+    """
 
     def check(facts: StepFacts, state: dict[str, Any]) -> Found:
         if not facts.optimizer_steps:
             return
         steps = in_a_row(state, "steps", True)
+        if facts.schedule.overrun is not None:
+            message = (
+                f"the cosine schedule has a length of {facts.schedule.overrun} (T_max) and is "
+                "stepped beyond it, where the learning rate rises again: is it stepped per batch "
+                "instead of per epoch?"
+            )
+            yield _SCHEDULER, message
         for group in facts.groups:
             name = f"learning rate of group {group.number}"
             last, first, factor, drops = state.get(name, (group.rate, group.rate, 0.0, 0))
@@ -76,10 +87,16 @@ def scheduler_per_batch() -> Rule:
 
 @checked
 def clipping(patience: int = 10) -> Rule:
-    """Give a hint if gradient clipping acts in each of `patience` checked steps, or in none."""
+    """Give a hint if gradient clipping acts in each of `patience` checked steps, in none, or late.
+
+    Late means after the step of the optimizer.
+    """
     check_count("patience", patience)
 
     def check(facts: StepFacts, state: dict[str, Any]) -> Found:
+        if in_a_row(state, "late", facts.changed_late) >= patience:
+            message = "gradients are changed after the optimizer has used them, and then zeroed"
+            yield MODEL, f"{message}: clip them between backward() and step()"
         factors: list[float] = state.setdefault("factors", [])
         scaled, scale = facts.schedule.scaled, facts.schedule.scale
         if facts.rescaled is not None and (scale is not None or not scaled):
@@ -97,6 +114,8 @@ def clipping(patience: int = 10) -> Rule:
                 f"gradient clipping acted in each of the last {patience} checked steps, by factors "
                 f"from {low:.2g} to {high:.2g}: the threshold decides on the size of the updates"
             )
+            if scaled and scale and high * scale < _NOT_UNSCALED:
+                message += "; call scaler.unscale_(optimizer) before clipping"
             yield MODEL, message
 
     return of_steps(check, "clipping", HINT)

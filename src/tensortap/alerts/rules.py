@@ -190,7 +190,8 @@ def vanishing(
     """Report a gradient that is 0, below `floor`, or `factor` times smaller than is typical.
 
     Steps in which something was not finite do not count, nor do gradients that are rounding errors
-    beside others, or have fewer than 4 values: rows of a batch often cancel there.
+    beside others, as that of a bias before a softmax over rows beside that of its weight, or have
+    fewer than 4 values: rows of a batch often cancel there.
     """
     check_positive("factor", factor)
     check_positive("floor", floor)
@@ -210,6 +211,11 @@ def vanishing(
         step = state.step_state
         if level is not None:
             step.largest = max(step.largest, level)
+            module = record.name.rpartition(".")[0]
+            if module and record.kind is Kind.WEIGHT_GRADIENT:
+                step.modules[module] = largest = max(level, step.modules.get(module, level))
+                largest = max(largest, step.modules_before.get(module, level))
+                vanishes = vanishes and level > largest - _PRECISION
         if step.first:  # a consequence of what is not finite, and reported as that
             vanishes = False
         elif vanishes and seen and typical >= lowest:  # unless it has always been rounding errors

@@ -157,7 +157,16 @@ def no_gradient(patience: int = 20) -> Rule:
     check_count("patience", patience)
 
     def check(facts: StepFacts, state: dict[str, Any]) -> Found:
-        if not facts.optimizer_steps or not any(each.gradient for each in facts.parameters):
+        if not facts.optimizer_steps or facts.discarded:
+            return
+        idle = not any(each.gradient or each.changed for each in facts.parameters)
+        if in_a_row(state, MODEL, idle) >= patience:
+            message = (
+                f"no parameter has had a gradient in {patience} steps: is the loss computed from "
+                "the model's output? item(), detach(), numpy() and torch.tensor(loss) cut it off"
+            )
+            yield MODEL, message
+        if not any(each.gradient for each in facts.parameters):
             return
         had = state.setdefault("had", set())
         had.update(each.name for each in facts.parameters if each.gradient)
@@ -226,7 +235,7 @@ def step_repeated(patience: int = 2) -> Rule:
 
 @checked
 def learning_rate(patience: int = 3, jump: float = 10.0) -> Rule:
-    """Report a learning rate of 0, and one that exceeds everything before it `jump` times."""
+    """Report a learning rate that is 0, negative, or `jump` times larger than ever before."""
     check_count("patience", patience)
     check_positive("jump", jump)
 
@@ -237,6 +246,8 @@ def learning_rate(patience: int = 3, jump: float = 10.0) -> Rule:
             name = f"learning rate of group {group.number}"
             if in_a_row(state, f"zero {name}", group.rate == 0.0) >= patience:
                 yield name, f"it has been 0 for {patience} steps, so nothing is learned"
+            if group.rate < 0.0:
+                yield name, f"it is negative ({group.rate:.3g}), so the loss is made larger"
             largest, seen = state.get(name, (0.0, 0))
             if seen >= patience and group.rate > jump * largest > 0.0:
                 message = (

@@ -52,13 +52,14 @@ class BatchFacts(NamedTuple):
     """The first tensor that a model was called with, as far as it was read.
 
     `constant`: all of its values are the same; `equal_rows`: all of its rows. `rms` is the root
-    mean square of floats.
+    mean square of floats, `negative` the share of images' values that are below 0.
     """
 
     digest: bytes
     constant: bool | None = None
     equal_rows: bool | None = None
     rms: float | None = None
+    negative: float | None = None
 
 
 class LossFacts(NamedTuple):
@@ -80,8 +81,9 @@ class PassFacts(NamedTuple):
     """A forward pass of the model: its mode, and whether gradients were recorded.
 
     `unused`: it could have been differentiated, and was not. `ignores_input`: all rows of the
-    output are the same, although those of the input differ. `whole` says whether more was looked
-    at than the digest of the input.
+    output are the same, although those of the input differ. `random`: it drew random numbers on the
+    CPU with all modules in ``eval()`` mode. `whole` says whether more was looked at than the digest
+    of the input.
     """
 
     training: bool
@@ -91,6 +93,7 @@ class PassFacts(NamedTuple):
     ignores_input: bool = False
     input: BatchFacts | None = None
     loss: LossFacts | None = None
+    random: bool = False
 
 
 class ScheduleFacts(NamedTuple):
@@ -99,7 +102,8 @@ class ScheduleFacts(NamedTuple):
     `steps`: how often the fastest scheduler was stepped, None if there is none. `early`: one was
     stepped between the backward pass and the step. `skipped_first`: one was stepped before the
     first step. `scaled`: a scaler made the step; `scale` is its scale, None if nobody looked.
-    `shuffled`: the number of batches of each DataLoader that is to shuffle.
+    `shuffled`: the number of batches of each DataLoader that is to shuffle. `overrun` is the length
+    of a cosine schedule that was stepped beyond it, where its rate rises again.
     """
 
     steps: int | None = None
@@ -108,6 +112,7 @@ class ScheduleFacts(NamedTuple):
     scaled: bool = False
     scale: float | None = None
     shuffled: tuple[int, ...] = ()
+    overrun: int | None = None
 
 
 class PrecisionFacts(NamedTuple):
@@ -134,11 +139,13 @@ class StepFacts(NamedTuple):
     to those of the last step. `repeated`: an optimizer used the same ones twice. `dropout` names
     dropout modules that were active while gradients were off, `batch_norm` those that changed their
     running statistics. `passes`: forward passes that were looked at. `rescaled`: by which factor
-    all gradients were multiplied before a step, None if that was not seen. `initial` and
-    `decayed_vectors` (norms and biases with weight decay) are given once. `untied`: pairs of
+    all gradients were multiplied before a step, None if that was not seen. `initial`,
+    `decayed_vectors` (norms and biases with weight decay) and `repeated_layers` (lists in which one
+    layer stands several times, and how often) are given once. `untied`: pairs of
     parameters that were the same one. `unregistered`: attributes with parameters that torch does
     not know, and how many. `rewritten`: parameters whose values were changed after the step of an
-    optimizer. These three are None if nobody looked.
+    optimizer. These three are None if nobody looked. `changed_late`: gradients were changed after
+    the step that used them, and then zeroed.
     """
 
     step: int
@@ -159,6 +166,8 @@ class StepFacts(NamedTuple):
     rescaled: float | None
     initial: tuple[InitialWeight, ...] = ()
     decayed_vectors: tuple[str, ...] = ()
+    repeated_layers: tuple[tuple[str, int], ...] = ()
     untied: tuple[tuple[str, str], ...] | None = None
     unregistered: tuple[tuple[str, int], ...] | None = None
     rewritten: tuple[str, ...] | None = None
+    changed_late: bool = False

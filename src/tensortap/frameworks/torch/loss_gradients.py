@@ -15,6 +15,7 @@ from tensortap.frameworks.steps import LossFacts
 _MOST_VALUES = 1 << 18  # that are read
 _FEWEST_ROWS = 4  # that prove something
 _FEWEST_LABELS = 8
+_VARIED = 0.05  # probabilities that differ so much do not fit another loss
 _SATURATED = 6.0  # logits from which on a sigmoid is almost 0 or 1, whatever the loss is
 
 
@@ -42,6 +43,8 @@ class LossProbe:
         values, gradient = self._values, self._rows(gradient).double()
         if not values.isfinite().all() or not gradient.isfinite().all() or not gradient.any():
             return None
+        if _is_sigmoid_twice(values, gradient, tolerance):
+            return LossFacts("sigmoid", applied_twice=True)
         labels = _binary_labels(values, gradient, count, tolerance)
         if labels is not None:
             wrong = labels[(labels != 0) & (labels != 1)]
@@ -70,8 +73,13 @@ class LossProbe:
             weight *= self._shape.numel() / values.numel()
             twice = bool((x >= 0).all() and ((x.sum(1) - 1).abs() < tolerance).all())
             return LossFacts("softmax", applied_twice=twice, weight=weight)
-        if classes > 2 and _fit(g, -chosen, tolerance) is not None and not _are_normalized(x):
-            return LossFacts("none")
+        if classes > 2 and _fit(g, _through_softmax(x, chosen), tolerance) is not None:
+            return LossFacts("softmax", applied_twice=True)
+        if classes > 2 and _fit(g, -chosen, tolerance) is not None:
+            axis = self._normalized_axis(values)
+            if axis is None:
+                return LossFacts("none")
+            return None if axis == dim else LossFacts("softmax", wrong_axis=axis)
         if not self._whole:
             return None
         chosen = torch.zeros_like(gradient).movedim(dim, -1).reshape(-1, classes)
@@ -85,6 +93,18 @@ class LossProbe:
             if _fit(gradient, template, tolerance) is not None:
                 return LossFacts("softmax", wrong_axis=axis)
         return None
+
+    def _normalized_axis(self, values: torch.Tensor) -> int | None:
+        """Return the dimension along which values are logarithms of probabilities."""
+        axes = range(values.ndim) if self._whole else (values.ndim - 1,)
+        return next((i for i in axes if bool((values.logsumexp(i).abs() < 1e-2).all())), None)
+
+
+def _through_softmax(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of cross-entropy of probabilities, with respect to their logits."""
+    probabilities = logits.softmax(1)
+    error = probabilities.softmax(1) - chosen
+    return probabilities * (error - (probabilities * error).sum(1, keepdim=True))
 
 
 def _fit(gradient: torch.Tensor, template: torch.Tensor, tolerance: float) -> float | None:
@@ -120,10 +140,14 @@ def _fit_rows(
     return None
 
 
-def _are_normalized(values: torch.Tensor) -> bool:
-    """Return whether rows are probabilities, or logarithms of them."""
-    logs = values.logsumexp(1).abs() < 1e-2
-    return bool(logs.all() or ((values >= 0).all() and ((values.sum(1) - 1).abs() < 1e-2).all()))
+def _is_sigmoid_twice(values: torch.Tensor, gradient: torch.Tensor, tolerance: float) -> bool:
+    """Return whether the loss is binary cross-entropy of probabilities, as if of logits."""
+    sigmoid, labels = values.sigmoid(), (gradient < 0).double()
+    varied = float(sigmoid.max() - sigmoid.min()) > max(10 * tolerance, _VARIED)
+    if not varied or not 0 < labels.mean() < 1 or values.numel() < _FEWEST_LABELS:
+        return False
+    template = (sigmoid.sigmoid() - labels) * sigmoid * (1 - sigmoid)
+    return _fit(gradient, template, tolerance) is not None
 
 
 def _binary_labels(

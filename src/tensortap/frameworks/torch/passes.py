@@ -27,6 +27,7 @@ _MOST_ORDERED = 20_000  # steps whose batches are compared with those of the fir
 _FIRST_EVALUATIONS = 16
 _VALUES = 1024  # of an input, that are read
 _MOST_VALUES = 1 << 22  # that are read if these are all the same, as in sparse inputs
+_FEWEST_PIXELS = 100  # of which some are negative if any are to be
 _ROWS, _COLUMNS = 64, 256  # that are compared
 _MOST_PASSES = 8  # of a step
 _MOST_OUTPUTS = 4
@@ -41,12 +42,14 @@ class _Pass:
         self.input = values
         self.differentiable = self.used = self.waited = self.ignores_input = False
         self.loss: LossFacts | None = None
+        self.random = False
+        self.generator = None if training or not whole else torch.get_rng_state()
 
     def facts(self) -> PassFacts:
         unused = self.differentiable and not self.used
         return PassFacts(
             self.training, self.gradients, self.whole, unused, self.ignores_input, self.input,
-            self.loss,
+            self.loss, self.random,
         )  # fmt: skip
 
 
@@ -72,6 +75,10 @@ class PassWatch:
         while self._undo:
             self._guarded(self._undo.pop())
         self._passes.clear()
+
+    @property
+    def has_evaluated(self) -> bool:
+        return any(not (each.training and each.gradients) for each in self._passes)
 
     def end_step(self) -> tuple[PassFacts, ...]:
         """Return the passes of the step, and begin the next one.
@@ -111,6 +118,10 @@ class PassWatch:
         running, self._running = self._running, None
         if running is None:
             return
+        before, running.generator = running.generator, None
+        if before is not None and not torch.equal(before, torch.get_rng_state()):
+            # a dropout module that is left in train() mode is meant to be random
+            running.random = not any(each.training for each in self._root.modules())
         found = [tensor for _, tensor in tensors_in(output, torch.Tensor)]
         with quiet():
             running.ignores_input = _ignores(running.input, found[0] if found else None)
@@ -148,7 +159,10 @@ def _input_facts(tensor: torch.Tensor, whole: bool) -> BatchFacts | None:
         return BatchFacts(digest)
     low, high = (float(each) for each in values.aminmax())
     rms = float(values.double().square().mean().sqrt()) if tensor.is_floating_point() else None
-    return BatchFacts(digest, low == high and len(values) > 1, _has_equal_rows(tensor), rms)
+    is_image = rms is not None and tensor.ndim == 4 and len(values) >= _FEWEST_PIXELS
+    negative = float((values < 0).double().mean()) if is_image else None
+    constant = low == high and len(values) > 1
+    return BatchFacts(digest, constant, _has_equal_rows(tensor), rms, negative)
 
 
 def _has_equal_rows(tensor: torch.Tensor) -> bool:

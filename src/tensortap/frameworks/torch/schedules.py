@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
@@ -99,6 +99,11 @@ class ScheduleWatch:
     def _alive(self) -> list[torch.amp.GradScaler]:
         return [scaler for each in self._scalers if (scaler := each()) is not None]
 
+    def _overrun(self) -> int | None:
+        found = (each() for each in self._schedulers)
+        cosines = (each for each in found if isinstance(each, CosineAnnealingLR))
+        return next((each.T_max for each in cosines if each.last_epoch > each.T_max), None)
+
     def _look_again(self) -> None:
         """Look once more, for what was created after tracking began."""
         if not self._started:
@@ -115,7 +120,7 @@ class ScheduleWatch:
             scale = float(scaler.get_scale())  # the scaler itself has waited for the device
         facts = ScheduleFacts(
             self._most, self._early, self._skipped_first, self._scaler is not None, scale,
-            self.shuffled,
+            self.shuffled, self._overrun(),
         )  # fmt: skip
         self._computed = None
         self._forget()

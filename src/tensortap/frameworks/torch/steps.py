@@ -28,6 +28,7 @@ from tensortap.frameworks.torch.structure import (
     UnregisteredParameters,
     decayed_vectors,
     initial_weights,
+    repeated_layers,
 )
 from tensortap.frameworks.torch.tensors import quiet
 
@@ -43,6 +44,12 @@ class _Version:
     def __init__(self, gradient: torch.Tensor) -> None:
         self._tensor = weakref.ref(gradient)
         self._version = version_of(gradient)
+
+    def was_changed(self, gradient: torch.Tensor | None) -> bool:
+        """Return whether this is the gradient, changed in place since, and not to 0."""
+        if gradient is None or self._tensor() is not gradient or self.is_at(gradient):
+            return False
+        return is_readable(gradient) and bool(sample(gradient).any())
 
     def is_at(self, gradient: torch.Tensor | None, changes: int = 0) -> bool:
         """Return whether this is the gradient, changed in place so many times since."""
@@ -62,6 +69,7 @@ class _WatchedGradient:
         self._computed = 0  # times since the last step
         self.added = 0  # backward passes of which it is the sum
         self._discarded = self._carried = False
+        self.late = False  # changed after the step has used it
         self._values: torch.Tensor | None = None  # of the gradient, in a checked step
         self._used: _Version | None = None  # by the last step
         self._latest: _Version | None = None
@@ -125,6 +133,9 @@ class _WatchedGradient:
     def on_zeroed(self) -> None:
         """Note that the optimizer is about to zero the gradient."""
         self._discarded = bool(self._computed)
+        if not self._computed and self._used is not None:
+            with quiet():
+                self.late = self._used.was_changed(self._gradient())
         self._carried = False
 
     def before_step(self) -> tuple[bool, bool, bool]:
@@ -178,7 +189,7 @@ class StepWatch:
 
     def _forget(self) -> None:
         self._steps = 0
-        self._discarded = self._carried = self._repeated = False
+        self._discarded = self._carried = self._repeated = self._late = False
         self._optimized: dict[int, int] = {}  # changes by id
         self._stuck: dict[int, bool] = {}
         self._after: dict[int, torch.Tensor] = {}  # samples by id, after the step of an optimizer
@@ -195,6 +206,7 @@ class StepWatch:
             self._initial = {
                 "initial": tuple(initial_weights(self._root, parameters, self._trained())),
                 "decayed_vectors": decayed_vectors(self._optimizers, names),
+                "repeated_layers": repeated_layers(self._root),
             }
             self._ties = TiedParameters(self._root)
             self._unregistered = UnregisteredParameters(self._root)
@@ -227,6 +239,11 @@ class StepWatch:
                 watched.append(gradient)
                 look = functools.partial(self._guarded, self._on_computed, gradient)
                 self._undo.append(parameter.register_post_accumulate_grad_hook(look).remove)
+
+    @property
+    def has_evaluated(self) -> bool:
+        """Whether the model was called without gradients, or in ``eval()`` mode, in this step."""
+        return bool(self._dropout or self._batch_norm or self._passes.has_evaluated)
 
     def _trained(self) -> set[int]:
         return {id(p) for each in self._optimizers for p in parameters_of(each)}
@@ -262,8 +279,10 @@ class StepWatch:
         self._schedules.on_computed()
 
     def _on_zero_grad(self, optimizer: Any) -> None:
-        for gradient in self._watched.get(id(optimizer), ()):
+        watched = self._watched.get(id(optimizer), ())
+        for gradient in watched:
             gradient.on_zeroed()
+        self._late |= bool(watched) and all(each.late for each in watched)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._before = versions_of(parameters_of(optimizer))
@@ -356,6 +375,7 @@ class StepWatch:
             **self._initial,
             **self._structure(optimized),
             rewritten=self._rewritten(parameters),
+            changed_late=self._late,
         )
         self._initial = {}
         self._passes.orders = bool(self._schedules.shuffled)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -77,18 +78,24 @@ class TiedParameters:
 
 
 class UnregisteredParameters:
-    """Parameters in plain lists and dicts of modules, of which torch does not know."""
+    """Parameters in plain lists and dicts of modules, and plain tensors that require gradients.
+
+    Torch does not know that they belong to the model.
+    """
 
     def __init__(self, root: nn.Module) -> None:
         registered = {id(each) for each in (*root.modules(), *root.parameters())}
-        self._found: dict[str, list[tuple[weakref.ref[nn.Parameter], int]]] = {}
+        self._found: dict[str, list[tuple[weakref.ref[torch.Tensor], int]]] = {}
         for name, module in root.named_modules():
             for attribute, value in vars(module).items():
-                if type(value) not in (list, tuple, dict) or len(value) > _MOST_ITEMS:
+                if type(value) in (list, tuple, dict) and len(value) > _MOST_ITEMS:
                     continue
-                for _, item in tensors_in(value, (nn.Module, nn.Parameter)):
-                    own = [item] if isinstance(item, nn.Parameter) else item.parameters()
-                    new = [p for p in own if id(p) not in registered and p.requires_grad]
+                if type(value) not in (list, tuple, dict, torch.Tensor):
+                    continue
+                for _, item in tensors_in(value, (nn.Module, torch.Tensor)):
+                    own = [item] if isinstance(item, torch.Tensor) else item.parameters()
+                    leaves = (p for p in own if p.requires_grad and p.is_leaf)
+                    new = [p for p in leaves if id(p) not in registered]
                     if new and id(item) not in registered:
                         title = f"{name}.{attribute}".lstrip(".")
                         found = [(weakref.ref(p), version_of(p)) for p in new]
@@ -103,15 +110,32 @@ class UnregisteredParameters:
         )
 
 
-def _unchanged(found: tuple[weakref.ref[nn.Parameter], int]) -> nn.Parameter | None:
+def _unchanged(found: tuple[weakref.ref[torch.Tensor], int]) -> torch.Tensor | None:
     parameter = found[0]()
     return parameter if parameter is not None and version_of(parameter) == found[1] else None
 
 
-def _is_left(parameter: nn.Parameter | None, optimized: set[int]) -> bool:
+def _is_left(parameter: torch.Tensor | None, optimized: set[int]) -> bool:
     if parameter is None or parameter.grad is None:
         return False
     return id(parameter) not in optimized
+
+
+def repeated_layers(root: nn.Module) -> tuple[tuple[str, int], ...]:
+    """Return lists of layers in which one layer with weights stands several times, and how often.
+
+    >>> repeated_layers(nn.Sequential(*[nn.Linear(2, 2)] * 3))
+    (('Sequential', 3),)
+    """
+    found = []
+    for name, module in root.named_modules():
+        if isinstance(module, (nn.Sequential, nn.ModuleList)):
+            layers = collections.Counter(map(id, module))
+            with_weights = (each for each in module if next(each.parameters(), None) is not None)
+            most = max((layers[id(each)] for each in with_weights), default=0)
+            if most > 1:
+                found.append((name or type(module).__name__, most))
+    return tuple(found)
 
 
 def decayed_vectors(

@@ -83,6 +83,7 @@ class ModelHooks:
         finally:
             self._guarded(self._inputs.detach)
             if self._steps is not None:
+                self._guarded(self._check_rest, self._steps)
                 self._steps.detach()
             if self._analyses is not None:
                 self._guarded(self._analyses.detach)
@@ -93,6 +94,11 @@ class ModelHooks:
             look(*args)
         except Exception as error:
             self._observer.fault("training step", error)
+
+    def _check_rest(self, steps: StepWatch) -> None:
+        """Show an evaluation after the last step to the rules."""
+        if steps.has_evaluated:
+            self._observer.check_step(steps.end_step(self._observer.step_number, True))
 
     def end_step(self) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from tensortap.frameworks.torch.names import Names
 
@@ -25,6 +26,8 @@ class UncalledModules:
 
     def add(self, name: str, module: torch.nn.Module) -> None:
         """Take a module, unless it has no weight or, like a list of parameters, no forward."""
+        if isinstance(module, NonDynamicallyQuantizableLinear):
+            return  # out_proj of nn.MultiheadAttention, whose output is that of the attention
         if has_forward(module) and next(module.parameters(recurse=False), None) is not None:
             self.modules[name] = module
 
