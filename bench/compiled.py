@@ -20,6 +20,29 @@ DTYPES = {"float32": 0.0, "bfloat16": 0.02, "autocast": 0.02}
 
 def compiled() -> list[Row]:
     """Measure a step of a compiled GPT: observed, not observed, and its compilation."""
+    plain, observed, others, compiling = _beside()
+    note = f"step of {statistics.median(plain) * 1e3:.0f} ms"
+    return [
+        Row("compiled GPT, all tracked ÷ untracked", 1.25, True, observed, plain, note=note),
+        Row("the same, steps not observed ÷ untracked", 1.01, True, others, plain),
+        Row("compiling a tracked GPT ÷ untracked", 1.3, True, [compiling["ours"]],
+            [compiling["base"]], note=f"{compiling['base']:.0f} s"),
+    ]  # fmt: skip
+
+
+def compiled_attention() -> list[Row]:
+    """Measure the same with analyses that look into the graphs of the GPT."""
+    families = ["attention", "activations"]
+    plain, observed, others, _ = _beside(analyses=families)
+    name = f"compiled GPT, analyses={families}"
+    return [
+        Row(f"{name} ÷ untracked", 1.5, True, observed, plain),
+        Row("the same, steps not observed, ÷ untracked", 1.02, True, others, plain),
+    ]
+
+
+def _beside(**options: Any) -> tuple[list[float], list[float], list[float], dict[str, float]]:
+    """Return times of steps: untracked, observed and not observed; and of both compilations."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache = tempfile.mkdtemp()
     import torch
 
@@ -34,7 +57,7 @@ def compiled() -> list[Row]:
         tap.init(folder)
         base, ours = Training(), Training()
         # both in one process: every second step of one of them is observed
-        with tap.track(ours.model, optimizer=ours.optimizer, every=2) as tracker:
+        with tap.track(ours.model, optimizer=ours.optimizer, every=2, **options) as tracker:
             steps = {"base": base.step, "ours": lambda: tracker.step(loss=ours.step())}
             for training in (base, ours):
                 training.model = torch.compile(training.model, fullgraph=True)
@@ -49,13 +72,7 @@ def compiled() -> list[Row]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(cache, ignore_errors=True)
-    note = f"step of {statistics.median(plain) * 1e3:.0f} ms"
-    return [
-        Row("compiled GPT, all tracked ÷ untracked", 1.25, True, observed, plain, note=note),
-        Row("the same, steps not observed ÷ untracked", 1.01, True, others, plain),
-        Row("compiling a tracked GPT ÷ untracked", 1.3, True, [compiling["ours"]],
-            [compiling["base"]], note=f"{compiling['base']:.0f} s"),
-    ]  # fmt: skip
+    return plain, observed, others, compiling
 
 
 def _seconds(call: Callable[[], object]) -> float:
@@ -148,4 +165,4 @@ def bits_table(rows: Iterable[Row]) -> list[str]:
     return lines if found else []
 
 
-ROWS = (compiled, compiled_bits)
+ROWS = (compiled, compiled_attention, compiled_bits)

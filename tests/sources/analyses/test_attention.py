@@ -128,8 +128,11 @@ def test_attention_with_a_softmax_of_its_own(way):
     assert_heads(row, (logits.amax((0, 2, 3)).numpy(), entropy.numpy()))
 
 
-@pytest.mark.parametrize("weights", [True, False])
-def test_multihead_attention(weights):
+@pytest.mark.parametrize(
+    ("weights", "way"),
+    [(True, ""), (False, ""), pytest.param(False, "whole", marks=pytest.mark.slow)],
+)
+def test_multihead_attention(weights, way):
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -141,7 +144,7 @@ def test_multihead_attention(weights):
     torch.manual_seed(0)
     net = Net()
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
-    tracker = train(net, analyses=["attention"])
+    tracker = train(compiled(net, way) if way else net, analyses=["attention"])
     (row,) = [row for _, row in numbers(tracker, "attention[0]").iterrows()]
     torch.manual_seed(0)
     projected = functional.linear(
@@ -240,18 +243,89 @@ def test_attention_on_a_device(way, monkeypatch):
     assert not [r for r in unread.records if r.kind == "Health"]
 
 
-def test_attention_in_compiled_graphs_is_reported():
+class Block(nn.Module):
+    """A block of a GPT, whose attention is computed between two of its modules."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.norm, self.attend, self.out = nn.LayerNorm(16), Attend(**options), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return x + self.out(self.attend(self.norm(x)).transpose(1, 2).flatten(2))
+
+
+class GPT(nn.Module):
+    def __init__(self, layers=2, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Linear(16, 16)
+        self.blocks = nn.ModuleList(Block(**options) for _ in range(layers))
+
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def health(tracker):
+    return {(r.name, r.step): r.value for r in tracker.records if r.kind == "Health"}
+
+
+def compiled(net, way, backend="aot_eager"):
     torch._dynamo.reset()
-    net = Model(is_causal=True)
-    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
-    torch._dynamo.utils.counters.clear()
-    tracker = train(compiled, 5, every=2, analyses=["attention"])
-    assert "inside compiled graphs are not analyzed" in tracker.unseen["attention"]
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1  # no graph is compiled anew
-    plain_net = Model(is_causal=True)
-    train(torch.compile(plain_net, backend="aot_eager", fullgraph=True), 5)
-    pairs = zip(net.parameters(), plain_net.parameters(), strict=True)
+    if way == "blocks":
+        for block in net.blocks:
+            block.compile(backend=backend, fullgraph=True)
+        return net
+    if way == "in place":
+        net.compile(backend=backend, fullgraph=True)
+        return net
+    return torch.compile(net, backend=backend, fullgraph=True, dynamic=way == "dynamic" or None)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of torch, for blocks
+@pytest.mark.parametrize("way", ["whole", "in place", "blocks", "dynamic"])
+def test_attention_in_compiled_graphs(way):
+    options = {"is_causal": True}
+    if way == "dynamic":  # one layer, because it takes longest
+        options = {"layers": 1, "scale": 0.3, "attn_mask": BIAS.float()}
+    selected = {"every": 2, "analyses": ["norms", "updates", "activations", "attention"]}
+    expected = health(train(GPT(**options), 5, **selected))
+    nets = GPT(**options), GPT(**options)
+    train(compiled(nets[0], way), 5, activations=False, gradients=False)
+    call = compiled(nets[1], way)
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    tracker = train(call, 5, **selected)
+    assert counters["stats"]["unique_graphs"] == 1  # one for all steps, and for both blocks
+    assert not counters["graph_break"]
+    assert not tracker.unseen
+    found = health(tracker)
+    assert found.keys() == expected.keys()
+    assert f"blocks.{len(nets[0].blocks) - 1}.attend.max_logit_3" in {name for name, _ in found}
+    for key, value in expected.items():
+        assert found[key] == pytest.approx(value, rel=CLOSE, abs=CLOSE, nan_ok=True), key
+    pairs = zip(*(net.parameters() for net in nets), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
+def test_attention_in_graphs_of_inductor():
+    selected = {"analyses": ["attention"], "activations": False, "gradients": False}
+    expected = health(train(GPT(1, is_causal=True), 2, **selected))
+    found = health(train(compiled(GPT(1, is_causal=True), "whole", "inductor"), 2, **selected))
+    assert "blocks.0.attend.entropy_3" in {name for name, _ in found}
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_softmax_in_compiled_graphs_is_reported():
+    tracker = train(compiled(GPT(way="method"), "whole"), analyses=["attention"])
+    assert "softmax inside compiled graphs" in tracker.unseen["attention"]
+    assert not health(tracker)
 
 
 @pytest.mark.slow

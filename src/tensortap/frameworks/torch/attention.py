@@ -3,24 +3,24 @@
 `scaled_dot_product_attention` never has them in memory: they are computed again, for some queries.
 Where a program computes them itself, the softmax over their last dimension gets them. Both
 functions are replaced while a model is tracked, because no hook sees them. The replacements look at
-what passes through in observed steps, and do nothing in graphs that are being compiled.
+what passes through in observed steps. A compiled graph hands queries and keys over whenever it
+runs; the logits of a softmax, which compilers fuse, it would have to write to memory in every step.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import sys
 import threading
-from collections.abc import Callable, Mapping
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tensortap.frameworks.torch import private
+from tensortap.frameworks.torch import graphs, private
+from tensortap.frameworks.torch.hooks import ModuleHook
 from tensortap.frameworks.torch.host import host_view, is_here, is_readable
 from tensortap.stats.attention import QuerySample, attention_logits, causal_mask, sample_queries
 from tensortap.stats.conversion import as_float64
@@ -32,7 +32,14 @@ OnAttention = Callable[[str, Callable[[], Reals | None]], None]
 Whatever the function raises must not reach the program.
 """
 
-_compiling: Callable[[], bool] = torch.compiler.is_compiling
+RunningModule = Callable[[], tuple[str, Any] | None]
+"""Returns the name of the module that is running and the module; None if it is not observed."""
+
+_UNREADABLE = "the logits of attention that the host cannot read are not analyzed"
+_SOFTMAX = (
+    "the logits of a softmax inside compiled graphs are not analyzed, only those of "
+    "scaled_dot_product_attention"
+)
 _REPLACED = (
     (torch.nn.functional, "scaled_dot_product_attention"),
     (torch, "softmax"), (torch.Tensor, "softmax"),
@@ -44,17 +51,17 @@ _originals: list[tuple[Any, str, Any]] = []
 
 
 class UnreadableLogits(Exception):
-    """Queries, keys or logits are no floats that the host can read."""
+    """Logits cannot be read, or are not floats; the message is for `tracker.unseen`."""
+
+    def __init__(self, reason: str = _UNREADABLE) -> None:
+        super().__init__(reason)
 
 
 class AttentionCalls:
-    """Tells which attention the modules with these `names` (by identity) compute."""
+    """Tells which attention the modules of a model compute."""
 
-    def __init__(
-        self, names: Mapping[int, str], observed: Callable[[], bool], take: OnAttention
-    ) -> None:
-        self._names = names
-        self._observed = observed
+    def __init__(self, running: RunningModule, take: OnAttention) -> None:
+        self._running = running
         self._take = take
 
     def attach(self) -> None:
@@ -65,9 +72,9 @@ class AttentionCalls:
                 return
             for owner, name in _REPLACED:
                 original = getattr(owner, name)
-                look = _fused_logits if name.startswith("scaled") else _softmax_logits
+                fused = name.startswith("scaled")
                 _originals.append((owner, name, owner.__dict__.get(name)))
-                setattr(owner, name, _looking(original, look))
+                setattr(owner, name, _looking(original, fused))
 
     def detach(self) -> None:
         """Put the functions back after the last model."""
@@ -84,20 +91,20 @@ class AttentionCalls:
 
     def look(self, logits: Callable[..., Reals | None], args: Any, kwargs: Any) -> None:
         """Take logits if a module of this model is computing them."""
-        if self._observed() and (module := _calling_module(self._names)) is not None:
-            take = functools.partial(logits, module, args, kwargs)
-            self._take(self._names[id(module)], take)
+        if (found := self._running()) is not None:
+            name, module = found
+            self._take(name, functools.partial(logits, module, args, kwargs))
 
 
 @functools.cache
-def _looking(original: Any, look: Callable[..., Any]) -> Any:
+def _looking(original: Any, fused: bool) -> Any:
     """Return the function with a look at its arguments, always the same one."""
+    look = functools.partial(_on_call, _fused_logits if fused else _softmax_logits)
+    hook = ModuleHook(look, _insert_fused if fused else _insert_softmax)
 
     @functools.wraps(original, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not _compiling():
-            for listener in tuple(_listeners):
-                listener.look(look, args, kwargs)
+        hook(args, kwargs)
         return original(*args, **kwargs)
 
     call.tensortap_original = original  # type: ignore[attr-defined]
@@ -105,22 +112,70 @@ def _looking(original: Any, look: Callable[..., Any]) -> Any:
     return call
 
 
-def _calling_module(names: Mapping[int, str]) -> Any:
-    """Return the innermost known module whose code is running; None outside of the model."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_argcount and code.co_varnames[0] == "self":
-            owner = frame.f_locals.get("self")
-            if id(owner) in names and isinstance(owner, torch.nn.Module):
-                return owner
-        frame = frame.f_back
-    return None
+def _on_call(logits: Callable[..., Reals | None], args: Any, kwargs: Any) -> None:
+    for listener in tuple(_listeners):
+        listener.look(logits, args, kwargs)
+
+
+# -- in compiled graphs --------------------------------------------------------------------
+
+
+def _insert_fused(hook: ModuleHook, args: Any, kwargs: Any) -> None:
+    """Make the graph that is being traced hand over what `_fused_logits` needs."""
+    given = _by_name(args, kwargs)
+    values = [given["query"], given["key"]]
+    names = ["query", "key"]
+    if given.get("attn_mask") is not None:
+        values.append(given["attn_mask"])
+        names.append("attn_mask")
+    if any(value.is_nested or hasattr(value, "to_local") for value in values):
+        values, names = [], []  # no operator of ours takes them
+    if given.get("scale") is not None:  # which may be a symbol; CUDA graphs have no CPU tensors
+        device = given["query"].device if given["query"].is_cuda else "cpu"
+        values.append(torch.full((), given["scale"], dtype=torch.float64, device=device))
+        names.append("scale")
+    if given.get("is_causal"):
+        names.append("is_causal")
+    _look([value.detach() for value in values], " ".join(names))
+
+
+def _insert_softmax(hook: ModuleHook, args: Any, kwargs: Any) -> None:
+    """Make the graph that is being traced tell that it computes a softmax, as of attention."""
+    given, dim = _softmax_arguments(args, kwargs)
+    if given.ndim in (3, 4) and dim in (-1, given.ndim - 1):
+        _look([], f"softmax {given.ndim}")
+
+
+def _look(values: list[torch.Tensor], note: str) -> None:
+    grad = "1" if torch.is_grad_enabled() else ""
+    graphs.look(values, None, _KEY, f"{grad}\n{note}")
+
+
+def _from_graph(values: list[torch.Tensor], note: str) -> None:
+    """Take what a graph hands over."""
+    grad, what = note.split("\n")
+    with torch.set_grad_enabled(bool(grad)):  # graphs run without it, whatever the program said
+        if what.startswith("softmax"):
+            _on_call(_softmax_in_graph, what.split()[1:], {})
+            return
+        given: dict[str, Any] = {"query": None, "key": None, "is_causal": "is_causal" in what}
+        given.update(zip(what.split(), values, strict=False))
+        _on_call(_fused_logits, (), given)
+
+
+_KEY = graphs.register("tensortap.attention", _from_graph)
+
+
+# -- logits --------------------------------------------------------------------------------
+
+
+def _by_name(args: Any, kwargs: Any) -> dict[str, Any]:
+    return {**dict(zip(_ARGUMENTS, args, strict=False)), **kwargs}
 
 
 def _fused_logits(module: Any, args: Any, kwargs: Any) -> Reals | None:
     """Return logits that `scaled_dot_product_attention` computes, for some queries."""
-    given = {**dict(zip(_ARGUMENTS, args, strict=False)), **kwargs}
+    given = _by_name(args, kwargs)
     query, key, mask = given["query"], given["key"], given.get("attn_mask")
     if not _is_plain(query, key):
         raise UnreadableLogits
@@ -136,14 +191,13 @@ def _fused_logits(module: Any, args: Any, kwargs: Any) -> Reals | None:
         scale = given.get("scale")
         return attention_logits(
             _picked(queries, sample), as_float64(_taken(keys, sample.sequences)),
-            1 / math.sqrt(query.shape[-1]) if scale is None else scale, seen,
+            1 / math.sqrt(query.shape[-1]) if scale is None else float(scale), seen,
         )  # fmt: skip
 
 
 def _softmax_logits(module: Any, args: Any, kwargs: Any) -> Reals | None:
     """Return logits that a softmax gets, for some queries; None if it is not that of attention."""
-    given, *rest = args if args else (kwargs["input"],)
-    dim = rest[0] if rest else kwargs.get("dim")
+    given, dim = _softmax_arguments(args, kwargs)
     by_heads = given.ndim == 3 and isinstance(module, torch.nn.MultiheadAttention)
     if dim not in (-1, given.ndim - 1) or not (by_heads or given.ndim == 4):
         return None
@@ -153,6 +207,18 @@ def _softmax_logits(module: Any, args: Any, kwargs: Any) -> Reals | None:
         if by_heads:
             given = given.detach().unflatten(0, (-1, module.num_heads))
         return _picked(given, sample_queries(given.shape[0], given.shape[2]))
+
+
+def _softmax_in_graph(module: Any, args: Any, kwargs: Any) -> None:
+    """Raise an error if a softmax in a graph may be that of attention."""
+    if args == ["4"] or isinstance(module, torch.nn.MultiheadAttention):
+        raise UnreadableLogits(_SOFTMAX)
+
+
+def _softmax_arguments(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the tensor that a softmax gets, and its dimension."""
+    given, *rest = args if args else (kwargs["input"],)
+    return given, rest[0] if rest else kwargs.get("dim")
 
 
 def _is_plain(*tensors: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -16,12 +17,10 @@ from tensortap.frameworks.torch.attention import AttentionCalls, UnreadableLogit
 from tensortap.frameworks.torch.graph_outputs import insert
 from tensortap.frameworks.torch.hooks import GraphTensors, ModuleHook, hook_module
 from tensortap.frameworks.torch.host import host_view
-from tensortap.frameworks.torch.outputs import mode_tags
+from tensortap.frameworks.torch.outputs import OBSERVED, mode_tags
 from tensortap.record import Kind
 
 _UNREADABLE = "outputs that the host cannot read, as in a captured CUDA graph, are not analyzed"
-_UNREADABLE_LOGITS = "the logits of attention that the host cannot read are not analyzed"
-_COMPILED = "the logits of attention inside compiled graphs are not analyzed"
 _CHANNELS_FIRST = ("Conv1d", "ConvTranspose1d", "BatchNorm1d", "InstanceNorm1d", "SyncBatchNorm")
 
 
@@ -38,22 +37,37 @@ class LayerHooks:
         self._calls: dict[str, int] = {}
         # the last output, its version and its name: a container returns that of its last module
         self._last: tuple[Any, int, str] | None = None
+        self._running: dict[int, list[tuple[str, Any]]] = {}  # by thread; the innermost is the last
 
     def attach(self, modules: Iterable[tuple[str, torch.nn.Module]]) -> None:
         """Hook into the modules that are selected."""
         wanted = [pair for pair in modules if self._observer.wants(Kind.HEALTH, pair[0])]
-        if self._listener.wants("output"):
-            for name, module in wanted:
-                probe = graphs.probe(functools.partial(self._on_graph, name, module))
-                self._undo.append(functools.partial(graphs.drop, probe))
-                hook = functools.partial(self._on_output, name)
-                both = ModuleHook(hook, insert, GraphTensors(probe))
-                self._undo.append(hook_module(module, both, with_kwargs=True))
-        if self._listener.wants("attention"):
-            names = {id(module): name for name, module in wanted}
-            calls = AttentionCalls(names, self._is_observed, self._on_attention)
+        attention = self._listener.wants("attention")
+        if not attention and not self._listener.wants("output"):
+            return
+        graphs.forget_graphs(OBSERVED, begins=True)
+        self._undo.append(functools.partial(graphs.forget_graphs, OBSERVED, begins=False))
+        for name, module in wanted:
+            end = ModuleHook(
+                functools.partial(self._on_output, name), insert,
+                GraphTensors(self._probe(self._on_graph, name, module)),
+            )  # fmt: skip
+            self._undo.append(hook_module(module, end, with_kwargs=True))
+            if attention:
+                begin = ModuleHook(
+                    functools.partial(self._on_begin, name), _insert_begin,
+                    GraphTensors(self._probe(self._on_begin, name, module)),
+                )  # fmt: skip
+                self._undo.append(hook_module(module, begin, before=True))
+        if attention:
+            calls = AttentionCalls(self._running_module, self._on_attention)
             calls.attach()
             self._undo.append(calls.detach)
+
+    def _probe(self, receiver: Callable[..., None], *args: Any) -> torch.Tensor:
+        probe = graphs.probe(functools.partial(receiver, *args))
+        self._undo.append(functools.partial(graphs.drop, probe))
+        return probe
 
     def detach(self) -> None:
         while self._undo:
@@ -61,6 +75,7 @@ class LayerHooks:
 
     def end_step(self) -> None:
         self._calls.clear()
+        self._running.clear()
         self._last = None
 
     def _is_observed(self) -> bool:
@@ -70,18 +85,36 @@ class LayerHooks:
             return False
         return not (observer.only_training and mode_tags(self._root.training))
 
+    def _on_begin(self, name: str, module: torch.nn.Module, *_: Any) -> None:
+        """Note that a module is called, eagerly or in a graph."""
+        if self._observer.capturing and private.backward_pass() == -1:
+            self._running.setdefault(threading.get_ident(), []).append((name, module))
+
+    def _on_end(self, name: str) -> None:
+        """Forget a call, and those in it that have raised an error."""
+        running = self._running.get(threading.get_ident(), [])
+        if any(name == each for each, _ in running):
+            while running.pop()[0] != name:
+                pass
+
+    def _running_module(self) -> tuple[str, Any] | None:
+        """Return the innermost module that is running, with its name, in a pass to look at."""
+        running = self._running.get(threading.get_ident())
+        return running[-1] if running and self._is_observed() else None
+
     def _on_attention(self, name: str, logits: Callable[[], Any]) -> None:
         try:
             if (found := logits()) is not None:
                 self._listener.attention(name, found)
-        except UnreadableLogits:
-            self._observer.unseen.setdefault("attention", _UNREADABLE_LOGITS)
+        except UnreadableLogits as error:
+            self._observer.unseen.setdefault("attention", str(error))
         except Exception as error:
             self._observer.fault(name, error)
 
     def _on_output(
         self, name: str, module: torch.nn.Module, args: Any, kwargs: Any, output: Any
     ) -> None:
+        self._on_end(name)
         if self._is_observed():
             self._take(name, module, tensors_in(output, torch.Tensor))
 
@@ -89,11 +122,10 @@ class LayerHooks:
         self, name: str, module: torch.nn.Module, values: list[torch.Tensor], note: str
     ) -> None:
         """Take outputs from a compiled graph; see `graph_outputs`."""
+        self._on_end(name)
         grad, _, *paths = note.split("\n")
         with torch.set_grad_enabled(bool(grad)):
             if self._is_observed():
-                if self._listener.wants("attention"):
-                    self._observer.unseen.setdefault("attention", _COMPILED)
                 self._take(name, module, zip(paths, values, strict=True))
 
     def _take(
@@ -123,6 +155,11 @@ class LayerHooks:
                 same_as = last[2]
             self._last = weakref.ref(tensor), version, name + path
             yield OutputArray(name + path, array, _channel_axis(module, array.ndim), same_as)
+
+
+def _insert_begin(hook: ModuleHook, module: Any, args: Any) -> None:
+    """Make the graph that is being traced tell that a module is called."""
+    graphs.look([], hook.probe, "", "")
 
 
 def _channel_axis(module: torch.nn.Module, dimensions: int) -> int:
