@@ -8,7 +8,7 @@ _PROGRAM = """
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 
 class Scaled(nn.Module):
     # uses the weight of a module that it never calls
@@ -109,6 +109,9 @@ def ignored():
     tracker, _ = train(net, 1, True, ["noise"])
     return tracker.unseen.get("noise", "")
 
+def columns(parameter):
+    return Shard(1) if parameter.ndim == 2 and parameter.shape[1] % world == 0 else None
+
 both = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
 half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 result = {
@@ -121,6 +124,7 @@ result = {
     "bfloat16 unsynchronized": case(dtype=torch.bfloat16, mp_policy=half, micro=2, sync=False),
     "summed": case(factor=1.0),
     "replicated": case(mesh=both),
+    "columns": case(shard_placement_fn=columns),
 }
 result["ignored"] = ignored()
 result["errors"] = tap.receipt().reasons["error"]
@@ -128,7 +132,7 @@ result["errors"] = tap.receipt().reasons["error"]
 
 _CASES = (
     "kept", "resharded", "checkpointed", "accumulated", "unsynchronized", "bfloat16",
-    "bfloat16 unsynchronized", "summed", "replicated",
+    "bfloat16 unsynchronized", "summed", "replicated", "columns",
 )  # fmt: skip
 
 

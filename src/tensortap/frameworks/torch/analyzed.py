@@ -64,12 +64,10 @@ class AnalysisHooks:
         self._replicas = _replicas(self._root)
         self._is_sharded = is_sharded(self._root)
         if self._is_sharded and self._listener.wants("gradient"):
-            shards = ShardGradients(
-                self._root, self._named(), self._on_shard_gradient, self._guarded
-            )
-            self._replicas = shards.ranks
-            shards.attach()
-            self._undo.append(shards.detach)
+            try:
+                self._attach_shards()
+            except Exception as error:  # the other analyses do not need them
+                self._observer.fault("noise", error)
         self._listener.attach(ModelFacts(self._root, modules[0][0], self._replicas))
         self._layers.attach(modules)
         if self._listener.wants("gradient") or self._listener.wants("after_backward"):
@@ -90,6 +88,14 @@ class AnalysisHooks:
                 after = functools.partial(self._on_update, True)
                 self._undo.append(optimizer.register_step_pre_hook(before).remove)
                 self._undo.append(optimizer.register_step_post_hook(after).remove)
+
+    def _attach_shards(self) -> None:
+        """Look at gradients before FSDP averages them."""
+        take, guarded = self._on_shard_gradient, self._guarded
+        shards = ShardGradients(self._root, self._named(), take, guarded)
+        shards.attach()
+        self._undo.append(shards.detach)
+        self._replicas = shards.ranks
 
     def detach(self) -> None:
         while self._undo:
