@@ -6,6 +6,7 @@ the same bytes. Equal bytes of a column under the same schema are equal values.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,7 +40,7 @@ class SharedColumns:
     def __init__(self) -> None:
         self._known: dict[tuple[str, bytes], SharedColumn] = {}
         self._nbytes = 0
-        self._count = 0
+        self._numbers = itertools.count()  # threads never get the same one
 
     def keys(
         self, path: Path, footer: Any, roots: Sequence[str], columns: list[str]
@@ -78,8 +79,7 @@ class SharedColumns:
         self._nbytes += cells.nbytes
         if self._nbytes > _LARGEST:
             self._known, self._nbytes = {}, cells.nbytes
-        self._count += 1
-        column = self._known[name, key] = SharedColumn(self._count, cells)
+        column = self._known[name, key] = SharedColumn(next(self._numbers), cells)
         return column
 
 

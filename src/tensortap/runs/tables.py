@@ -8,6 +8,7 @@ from the Parquet file, where they are the same rows in the same order.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import time
@@ -91,10 +92,11 @@ class _Metadata(msgspec.Struct, frozen=True):
     contents: Contents | None = None
 
 
-def _read_metadata(found: dict[bytes, bytes] | None) -> _Metadata:
+@functools.lru_cache(64)  # many ranks have the same
+def _read_metadata(content: bytes) -> _Metadata:
     try:
-        return msgspec.json.decode((found or {})[METADATA_KEY], type=_Metadata)
-    except (KeyError, msgspec.MsgspecError):
+        return msgspec.json.decode(content, type=_Metadata)
+    except msgspec.MsgspecError:
         return _Metadata()
 
 
@@ -260,7 +262,7 @@ class RankTables:
             with open_regular(path) as stream:
                 columns = pa.ipc.read_schema(pa.ipc.read_message(stream))
                 check_columns(path, columns)
-                part = _read_metadata(columns.metadata).part
+                part = _read_metadata((columns.metadata or {}).get(METADATA_KEY, b"")).part
                 if part == self._tail_part:
                     stream.seek(self._tail_offset)
                 else:
@@ -441,7 +443,7 @@ def _read_part_file(path: Path, rank: int) -> PartFile:
         check_regular(path)
         footer = pq.read_metadata(path)
         is_exact = check_columns(path, footer.schema.to_arrow_schema())
-        contents = _read_metadata(footer.metadata).contents
+        contents = _read_metadata((footer.metadata or {}).get(METADATA_KEY, b"")).contents
         if contents is None:
             raise CorruptFile(f"{path} is not a table of a run: its metadata is missing")
         column = footer.schema.names.index("step")

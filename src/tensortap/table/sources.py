@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 ALL_STATISTICS = [*STATISTICS, VALUE]
-_READ_AHEAD = 4  # blocks that another thread reads: Arrow decodes without the interpreter lock
+_READERS = 2  # threads that read blocks: Arrow decodes without the interpreter lock
+_READ_AHEAD = 6  # blocks
 
 
 class RowBlock(Protocol):
@@ -85,7 +86,9 @@ def read_blocks(
         for block, first in wanted:
             yield block.read(columns, first)
         return
-    with ThreadPoolExecutor(1, "tensortap-reader") as pool:
+    block, first = wanted.pop(0)  # alone, since others have columns in common with it
+    yield block.read(columns, first)
+    with ThreadPoolExecutor(_READERS, "tensortap-reader") as pool:
         ahead: collections.deque[Callable[[], pa.Table]] = collections.deque()
         for block, first in wanted:
             if block.is_parallel:

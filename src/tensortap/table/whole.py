@@ -16,7 +16,7 @@ merged row has the name, order and rank of the part with the lowest rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,7 +43,6 @@ _BINS = ("first_bin", "bins")
 _TEXTS = {"name": "names", "kind": "kinds", "dtype": "dtypes"}
 _INTEGERS = ("step", "rank", "call", "seq")
 _HELD = (*_TEXTS, *_INTEGERS, "number", *STATISTICS)
-_NO_STEP = -(1 << 62)  # before all others
 _AWAITED_STEPS = 3  # of so many recorded steps, a growing table waits for ranks that are behind
 _SLICE = 1 << 17  # rows that are grouped at a time, if they have several steps; bounds memory
 
@@ -69,7 +68,7 @@ class WholeSource:
         self.outdated = False
         self._generation = self._parts.generation
         self._read = 0
-        self._reported_step = _NO_STEP
+        self._reported_step = -(1 << 62)
         self._waiting = np.empty(0, np.int64)
         self._last_steps: dict[int, int] = {}  # of ranks
         return self
@@ -91,11 +90,13 @@ class WholeSource:
             self._waiting, rows = rows[~ready], rows[ready]
         self._waits = True
         if len(rows):
-            made = []
-            for each in self._slices(rows):
-                last = int(parts.step[each[self._is_tensor(each)]].max(initial=_NO_STEP))
-                self._reported_step = max(self._reported_step, last)
-                made.append(WholeBlock(parts, *self._grouped(each)))
+            slices = self._slices(rows)
+            for each in reversed(slices):  # the last one with tensors has their last step
+                tensors = each[self._is_tensor(each)]
+                if len(tensors):
+                    self._reported_step = max(self._reported_step, int(parts.step[tensors].max()))
+                    break
+            made = [WholeBlock(parts, *self._grouped(each)) for each in slices]
             self.blocks = [*self.blocks, *made]
 
     def _is_late(self, rows: Integers) -> bool:
@@ -126,11 +127,10 @@ class WholeSource:
         of_kind = np.array([kind in KINDS for kind in self._parts.kinds], np.bool_)
         return np.asarray(of_kind[self._parts.kind[rows]])
 
-    def _slices(self, rows: Integers) -> Iterator[Integers]:
-        """Yield the rows in slices of steps, if there are many."""
+    def _slices(self, rows: Integers) -> list[Integers]:
+        """Return the rows in slices of ascending steps, if there are many."""
         if len(self._last_steps) < 2 or len(rows) <= _SLICE:
-            yield rows
-            return
+            return [rows]
         is_range = len(rows) == rows[-1] - rows[0] + 1  # as when a run is opened
         span = slice(rows[0], rows[-1] + 1)
         step_code = codes(self._parts.step[span if is_range else rows])
@@ -140,7 +140,7 @@ class WholeSource:
         order = np.argsort(slice_of_row, kind="stable")
         rows = np.add(order, rows[0], out=order) if is_range else rows[order]
         ends = np.cumsum(np.bincount(slice_of_row))
-        yield from np.split(rows, ends[:-1])
+        return np.split(rows, ends[:-1])
 
     def _grouped(self, rows: Integers) -> tuple[Integers, Integers]:
         """Return the rows to merge, group by group, and how many each group has."""
