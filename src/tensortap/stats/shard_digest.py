@@ -49,7 +49,7 @@ def shard_digest(array: NDArray[Any], shard: Shard | None = None) -> bytes:
         sums = _digest_in_numpy(array, whole, offsets, seed)
     else:
         strides = None if array.flags.c_contiguous else array.strides
-        address = array.__array_interface__["data"][0]
+        address = array.__array_struct__
         sums = kernel.digest(address, code, array.shape, strides, whole, offsets, seed)
     return _FORMAT.pack(_VERSION, seed, *sums)
 

@@ -31,11 +31,30 @@ static int read_tuple(PyObject *tuple, ptrdiff_t *out)
     return n;
 }
 
+/* The beginning of what the __array_struct__ of an array points to, as the array interface of NumPy
+ * defines it */
+typedef struct {
+    int two, ndim;
+    char kind;
+    int itemsize, flags;
+    Py_ssize_t *shape, *strides;
+    void *data;
+} ArrayStruct;
+
+/* Return an address that was given as a number or as the __array_struct__ of an array. */
+static void *read_address(PyObject *given)
+{
+    if (!PyCapsule_CheckExact(given))
+        return PyLong_AsVoidPtr(given);
+    const ArrayStruct *found = PyCapsule_GetPointer(given, NULL);
+    return found != NULL ? found->data : NULL;
+}
+
 Py_ssize_t read_array(PyObject *address, PyObject *dtype, PyObject *shape, PyObject *strides,
                       Elements *out)
 {
     Array *array = &out->array;
-    array->data = PyLong_AsVoidPtr(address);
+    array->data = read_address(address);
     long code = PyLong_AsLong(dtype);
     if (PyErr_Occurred())
         return -1;
