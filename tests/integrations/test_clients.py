@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 
 import tensortap as tap
-from tensortap.integrations.transformers import Track
 from tensortap.record import Kind
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of other libraries
@@ -23,6 +21,15 @@ ACT, GRAD, WEIGHT = Kind.ACTIVATION, Kind.GRADIENT, Kind.WEIGHT
 WGRAD, STATE = Kind.WEIGHT_GRADIENT, Kind.OPTIMISER_STATE
 ACCUMULATED = 2
 WORDS = ["<pad>", "<eos>", *(f"w{i}" for i in range(30))]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries():
+    """Import what takes seconds where a test needs it: every worker collects all files."""
+    global transformers, Track
+    import transformers
+
+    from tensortap.integrations.transformers import Track
 
 
 def llama():

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pickle
+import sys
 
-import lightning.pytorch
 import pytest
-import pytorch_lightning
 import torch
 
 import tensortap as tap
-from tensortap.integrations.lightning import Track
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind
 
@@ -18,6 +16,16 @@ from tensortap.record import Kind
 IGNORED = r"ignore:`isinstance\(treespec, LeafSpec\)`:FutureWarning"
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(IGNORED)]
 BATCHES = 6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries():
+    """Import what takes seconds where a test needs it: every worker collects all files."""
+    global lightning, pytorch_lightning, Track
+    import lightning.pytorch
+    import pytorch_lightning
+
+    from tensortap.integrations.lightning import Track
 
 
 def model_class(library):
@@ -52,13 +60,14 @@ def loader():
     return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x[:, :1]), batch_size=5)
 
 
-def fit(folder, *callbacks, library=lightning.pytorch, model=None, ckpt_path=None, **options):
+def fit(folder, *callbacks, library=None, model=None, ckpt_path=None, **options):
     options = {
         "max_epochs": 2, "accelerator": "cpu", "logger": False, "enable_checkpointing": False,
         "enable_progress_bar": False, "enable_model_summary": False,
         "default_root_dir": folder, **options,
     }  # fmt: skip
     torch.manual_seed(0)
+    library = library or lightning.pytorch
     model = model or model_class(library)()
     trainer = library.Trainer(callbacks=list(callbacks), **options)
     trainer.fit(model, loader(), loader(), ckpt_path=ckpt_path)
@@ -70,8 +79,9 @@ def steps(tracker, kind, name):
     return [r.step for r in records if r.kind is kind and r.name == name]
 
 
-@pytest.mark.parametrize("library", [lightning.pytorch, pytorch_lightning])
-def test_records_have_the_step_of_the_optimizer(tmp_path, library):
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_records_have_the_step_of_the_optimizer(tmp_path, package):
+    library = sys.modules[package]
     track = Track()
     _, model = fit(tmp_path, track, library=library)
     every = list(range(2 * BATCHES))

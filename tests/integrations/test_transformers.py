@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-import transformers
 
 import tensortap as tap
-from tensortap.integrations.transformers import Track
 from tensortap.record import Kind
 
 pytestmark = pytest.mark.slow
 STEPS = 6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries():
+    """Import what takes seconds where a test needs it: every worker collects all files."""
+    global transformers, Track
+    import transformers
+
+    from tensortap.integrations.transformers import Track
 
 
 class Data(torch.utils.data.Dataset):

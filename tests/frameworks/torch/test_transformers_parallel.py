@@ -4,7 +4,6 @@ import pytest
 
 import tensortap as tap
 
-pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
 
 _MODEL = """
