@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 
 import numpy as np
@@ -14,6 +14,7 @@ import pytest
 
 from tensortap.compare.runs import compare_runs
 from tensortap.errors import NotFound, TensortapError
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -81,15 +82,14 @@ def storage():
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                urllib.request.urlopen(f"{url}/moto-api/", timeout=5).close()
-                break
-            except OSError:
-                assert time.monotonic() < deadline
-                assert server.poll() is None
-                time.sleep(0.1)
+
+        def answers():
+            assert server.poll() is None
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"{url}/moto-api/", timeout=60).close()
+                return True
+
+        wait_for(answers)
         yield url
     finally:
         server.kill()

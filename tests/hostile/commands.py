@@ -76,7 +76,7 @@ def run_all(runs: dict[str, Path], good: Path, share: int) -> list[list[Any]]:
 
 def _child(run: Path, good: Path, writing: int, selection: slice) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES, _ADDRESSES))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     out = Path(tempfile.mkdtemp())
     for name, arguments in list(commands(run, good, out).items())[selection]:
         complaint = _complaint(arguments)
@@ -93,7 +93,7 @@ def _complaint(arguments: list[str]) -> str:
 
     sys.argv = ["tensortap", *arguments]
     out, errors, code = io.StringIO(), io.StringIO(), 0
-    signal.alarm(4 * SECONDS)  # a command that never ends is killed
+    signal.setitimer(signal.ITIMER_PROF, 4 * SECONDS)  # a command that never ends is killed
     start = time.process_time()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         try:
@@ -102,7 +102,7 @@ def _complaint(arguments: list[str]) -> str:
             code = end.code if isinstance(end.code, int) else 0
         except BaseException:
             return traceback.format_exc()[-600:]
-    signal.alarm(0)
+    signal.setitimer(signal.ITIMER_PROF, 0)
     seconds = time.process_time() - start
     if seconds > SECONDS:
         return f"took {seconds:.1f} s"

@@ -34,7 +34,7 @@ def chromium():
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         # one context for all tests: plotly.js is loaded and compiled once
         context = browser.new_context(viewport={"width": 1280, "height": 800})
-        context.set_default_timeout(60_000)
+        context.set_default_timeout(200_000)
         yield context
         browser.close()
 
@@ -103,7 +103,8 @@ class Tab:
         self.shown(dict(re.findall(r"(\w+)=([^&]*)", query)).get("tab", "overview"))
 
     def state(self):
-        self.page.wait_for_timeout(200)  # the address is written with a delay
+        # the page delays writing its address, and does it now when it is left
+        self.page.evaluate("dispatchEvent(new Event('pagehide'))")
         return dict(re.findall(r"[#&](\w+)=([^&]*)", self.page.evaluate("location.hash")))
 
     def __enter__(self):
@@ -285,7 +286,7 @@ def test_reloading_restores_the_state(visit):
     q.press("#step", "Enter")
     q.click("#theme")
     tab.shown("lines")
-    before, address = tab.state(), q.url
+    before, address = tab.state(), q.evaluate("location.href")
     q.reload()
     tab.ready()
     tab.shown("lines")
