@@ -87,7 +87,7 @@ _STEPS = """
 
 def test_a_rank_that_is_killed_or_stopped(run):
     """Both go silent; a stopped one that goes on is behind."""
-    rules = [alerts.silent(seconds=5), alerts.straggler(behind=10)]
+    rules = [alerts.silent(seconds=8), alerts.straggler(behind=10)]
     server = live.start("127.0.0.1", 0, "64MB", rules=rules)
     found = lambda rule: {a.rank for a in alerts_in(server.history) if a.rule == rule}
     arrived = lambda: len(server.history.records("loss"))

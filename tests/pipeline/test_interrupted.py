@@ -68,7 +68,7 @@ def capture(pipeline, value, name, **options):
     return pipeline.capture(value, counter, counter.tick(), **options)
 
 
-def finishes(work, seconds=60):
+def finishes(work, seconds=200):
     """Run in a thread, so that a deadlock fails the test instead of hanging it."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()

@@ -160,10 +160,11 @@ def test_finds_patches_and_nothing_else(run_python, tmp_path):
     assert described["file"].endswith("train.py")
     assert described["line"] == 13
     assert "torch/nn/modules/linear.py:" in described["original"]
-    assert result["took"] < 4.0  # seconds; 0.9 on an idle machine
+    # of the processor; on a busy machine 1.1, 0.0013 and 0.009
     slices = result["slices"]
-    assert slices[len(slices) * 99 // 100] < 0.002
-    assert slices[-1] < 0.05
+    assert result["took"] < 10
+    assert slices[len(slices) * 99 // 100] < 0.005
+    assert slices[-1] < 0.1
 
 
 @pytest.mark.slow

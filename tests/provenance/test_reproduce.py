@@ -112,6 +112,7 @@ def test_end_to_end(project, tmp_path):
 TRAINS = """\
 import sys
 import numpy as np, tensortap as tap
+from tensortap.sources.init import current
 import helper, untracked.extra
 
 tap.init("experiments")
@@ -123,6 +124,7 @@ for step in range(3):
     tap.dump({"grad": [out], "step": step}, "nested")
     tap.catch(out, "caught")
 tap.dump(float(sys.argv[1]), "argument")
+assert current().keeper.wait(100)  # the end of the run would wait only three seconds
 """
 
 

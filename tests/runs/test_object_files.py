@@ -148,10 +148,10 @@ def test_opens_only_regular_files(tmp_path, suffix):
 )
 def test_hostile_pickle_ends_soon(tmp_path, data):
     (tmp_path / "x.pkl").write_bytes(data)
-    start = time.process_time()
+    start = time.thread_time()
     with contextlib.suppress(TensortapError):  # some are harmless
         files.load_file(tmp_path / "x.pkl")
-    assert time.process_time() - start < 2
+    assert time.thread_time() - start < 2
 
 
 def test_pickles_of_plain_values_come_back(tmp_path):

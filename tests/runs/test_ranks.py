@@ -16,6 +16,7 @@ from tests.runs.conftest import ROOT
 
 GLOO = """
 import os, sys, torch, torch.distributed as dist, tensortap as tap
+from tensortap.sources.init import current
 early = os.environ["EARLY"] == "1"
 if early:
     path = tap.init("runs")  # before there is a process group
@@ -28,6 +29,8 @@ for step in range(5):
     tap.catch(float(rank), "loss")
 tap.dump(torch.tensor(rank), "out")
 tap.dump(torch.tensor(rank), "out")
+if not rank:
+    assert current().keeper.wait(100)  # the end of the run would wait only three seconds
 dist.barrier()
 dist.destroy_process_group()
 print(path)

@@ -14,6 +14,7 @@ import tensortap as tap
 from tensortap import viz
 from tensortap.cli.main import app
 from tensortap.record import Kind, Record
+from tensortap.sources.init import current
 from tensortap.viz.run_report import report_html
 from tests.viz.conftest import HOSTILE, LAYERS, training
 
@@ -122,6 +123,7 @@ def test_reports_records_and_logframes(run_path):
 def test_reports_provenance(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORTAP_SERVER", "127.0.0.1:1")
     run = tap.init(tmp_path)
+    assert current().keeper.wait(60)
     tap.finish()
     (run / "project.patch").write_text("diff --git a/x b/x\n+<script>1</script>\n")
     (run / "git_info.json").write_text(
