@@ -92,21 +92,28 @@ def test_flax(library):
     import jax
     from flax import linen, nnx
 
+    def initial(key, shape, *_, **__):
+        """Draw weights by NumPy: JAX compiles its generator for each shape, which takes longest."""
+        weights = np.random.default_rng(1).standard_normal(shape) / shape[0] ** 0.5
+        return jax.numpy.asarray(weights, "float32")
+
+    plain = {"use_bias": False, "kernel_init": initial}
+
     class Linen(linen.Module):
         width: int
 
         @linen.compact
         def __call__(self, x):
-            x = linen.relu(linen.Dense(self.width, use_bias=False, name="first")(x))
-            x = linen.relu(linen.Dense(self.width, use_bias=False, name="second")(x))
-            return linen.Dense(4, use_bias=False, name="last")(x)
+            x = linen.relu(linen.Dense(self.width, **plain, name="first")(x))
+            x = linen.relu(linen.Dense(self.width, **plain, name="second")(x))
+            return linen.Dense(4, **plain, name="last")(x)
 
     class Nnx(nnx.Module):
         def __init__(self, width):
             rngs = nnx.Rngs(0)
-            self.first = nnx.Linear(16, width, use_bias=False, rngs=rngs)
-            self.second = nnx.Linear(width, width, use_bias=False, rngs=rngs)
-            self.last = nnx.Linear(width, 4, use_bias=False, rngs=rngs)
+            self.first = nnx.Linear(16, width, **plain, rngs=rngs)
+            self.second = nnx.Linear(width, width, **plain, rngs=rngs)
+            self.last = nnx.Linear(width, 4, **plain, rngs=rngs)
 
         def __call__(self, x):
             return self.last(jax.nn.relu(self.second(jax.nn.relu(self.first(x)))))
