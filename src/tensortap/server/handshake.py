@@ -8,6 +8,7 @@ one frame, even if nobody has looked at it yet: libzmq reads single commands of 
 from __future__ import annotations
 
 import collections
+import resource
 import socket
 import struct
 import time
@@ -27,8 +28,9 @@ from tensortap.wire.address import Address
 Result = TypeVar("Result")
 
 HANDSHAKE_TIMEOUT = 15.0
+_LONGEST_ROUND = 0.5  # seconds; a server that takes longer was stopped or starved
 _EVENTS_AT_ONCE = 1000
-_MOST_PENDING = 512  # connections; of more, the oldest is closed
+_MOST_PENDING = 2048  # connections, as of a large job that starts; of more, the oldest is closed
 _LARGEST_HANDSHAKE = 16 << 10  # bytes; CURVE and the hello take one or two
 _REFUSAL_TIMEOUT = 3.0  # seconds for the refusal to arrive before the connection is closed
 _WRONG_KEY = zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
@@ -119,9 +121,20 @@ class PendingSockets:
     def __init__(self, rejected: collections.Counter[str]) -> None:
         self._rejected = rejected
         self._sockets: dict[int, PendingSocket] = {}  # by file descriptor, oldest first
+        self._running = 0.0  # seconds that the server has run for them
+        self._looked = time.monotonic()
 
     def __len__(self) -> int:
         return len(self._sockets)
+
+    def _now(self) -> float:
+        """Return the time of deadlines, which stands still while the server does not run.
+
+        Otherwise it would disconnect clients whose messages wait for it when it runs again.
+        """
+        before, self._looked = self._looked, time.monotonic()
+        self._running += min(self._looked - before, _LONGEST_ROUND)
+        return self._running
 
     def read(self, monitor: zmq.Socket[bytes]) -> Iterator[int]:
         """Note new and failed connections; yield the descriptors of closed ones."""
@@ -133,7 +146,7 @@ class PendingSockets:
             event, fd = message["event"], message["value"]
             if event == zmq.EVENT_ACCEPTED:
                 self.done(fd)
-                self._sockets[fd] = PendingSocket(time.monotonic() + HANDSHAKE_TIMEOUT)
+                self._sockets[fd] = PendingSocket(self._now() + HANDSHAKE_TIMEOUT)
             elif event == zmq.EVENT_DISCONNECTED:
                 self.done(fd)
                 yield fd
@@ -143,7 +156,8 @@ class PendingSockets:
                 self._rejected["wrong key"] += 1
             else:
                 self._rejected["failed handshake"] += 1
-        while len(self._sockets) > _MOST_PENDING:
+        most = _most_pending()
+        while len(self._sockets) > most:
             self._close(next(iter(self._sockets)))
         if full:
             self._make_room()
@@ -160,12 +174,12 @@ class PendingSockets:
         before = self._sockets.get(fd)
         if before is not None and before.rejected:
             return False
-        self._sockets[fd] = PendingSocket(time.monotonic() + _REFUSAL_TIMEOUT, rejected=True)
+        self._sockets[fd] = PendingSocket(self._now() + _REFUSAL_TIMEOUT, rejected=True)
         return True
 
     def close_expired(self) -> None:
         """Close connections that have timed out or have sent too many bytes."""
-        now = time.monotonic()
+        now = self._now()
         for fd, pending in list(self._sockets.items()):
             if now > pending.deadline or _received_nbytes(fd) > _LARGEST_HANDSHAKE:
                 self._close(fd)
@@ -184,6 +198,12 @@ class PendingSockets:
             self._rejected["handshake timeout"] += 1
             _with_socket(fd, _reset_on_close)
         _with_socket(fd, lambda connection: connection.shutdown(socket.SHUT_RDWR))
+
+
+def _most_pending() -> int:
+    """Return how many connections may be pending; training needs file descriptors as well."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_PENDING if descriptors < 0 else min(_MOST_PENDING, descriptors // 2)
 
 
 def _reset_on_close(connection: socket.socket) -> None:
