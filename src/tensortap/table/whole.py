@@ -344,21 +344,24 @@ def _first_replicas(parts: Table, grid: Integers) -> Booleans | None:
 
     `grid` has the rows of ranks × tensors.
     """
-    places = places_of(parts, grid.ravel())
-    must_agree = places.must_agree.reshape(grid.shape)
-    if places.apart.any() or _differs(must_agree):
+    keys = parts.shard_keys()
+    if _differs(keys.flags[grid]):
         return None
-    checked = must_agree[0]
-    if checked.any() and _differs(parts.contents()[grid[:, checked]]):
+    first = places_of(parts, grid[0])  # but for batch and place, those of all ranks
+    checked = first.must_agree
+    if first.apart.any() or (checked.any() and _differs(parts.contents()[grid[:, checked]])):
         return None
-    batch, place = (each.reshape(grid.shape) for each in (places.batch, places.place))
-    shared = np.flatnonzero((batch != parts.rank[grid]).any(axis=0))  # not a batch of each rank
-    tensor = np.broadcast_to(np.arange(len(shared)), (len(grid), len(shared))).ravel()
-    same = codes(tensor, batch[:, shared].ravel(), place[:, shared].ravel())
-    first = np.zeros(len(same), np.bool_)
-    first[first_of(same)] = True
+    # tensors of which every rank has a batch of its own have no replicas: the batch is the rank
+    shared = np.flatnonzero(places_of(parts, grid[-1]).batch <= 0)
+    rows = grid[:, shared]
+    place = np.where(first.place[shared] < 0, -1, keys.place[rows])
+    batch = np.where(first.batch[shared] < 0, keys.batch[rows], 0)
+    tensor = np.broadcast_to(np.arange(len(shared)), rows.shape)
+    same = codes(tensor.ravel(), batch.ravel(), place.ravel())
+    is_first = np.zeros(len(same), np.bool_)
+    is_first[first_of(same)] = True
     kept = np.ones(grid.shape, np.bool_)
-    kept[:, shared] = first.reshape(len(grid), len(shared))
+    kept[:, shared] = is_first.reshape(rows.shape)
     return kept
 
 
