@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -78,6 +79,11 @@ class ChosenRecords(NamedTuple):
         cells = self.table.take(rows, [*HEAD_COLUMNS, "value", "payloads"])
         values = (cells.column(name).to_pylist() for name in ("value", "payloads"))
         return list(map(RecordPart, records_of(cells.select(HEAD_COLUMNS)), *values))
+
+    def parts_of(self, groups: list[Integers]) -> list[list[RecordPart]]:
+        """Return the parts of each group of rows; all of them are read at once."""
+        parts = iter(self.parts(np.concatenate(groups)) if groups else ())
+        return [list(itertools.islice(parts, len(rows))) for rows in groups]
 
     def rows_at(self, name: str, kind: str, step: int, call: int) -> Integers:
         """Return the rows of all ranks with a name, a kind, a step and a call."""
@@ -301,7 +307,8 @@ class Plan:
             ]
             for at in {**shards[0], **shards[1]}
         }
-        groups = {at: rows for at, rows in groups.items() if not self._same_unknown(rows)}
+        for at in self._same_unknown(groups):
+            del groups[at]
         groups |= self._on_other_ranks(shards)
         self.unplaced: list[Key] = []
         self._pair_sharded(groups)
@@ -316,16 +323,18 @@ class Plan:
         self.by_key = {item.key: item for item in self.items}
         self.compared = self.equal + len(self.items)
 
-    def _same_unknown(self, rows: list[Any]) -> bool:
-        """Return whether both runs have a value of unknown layout on the same ranks."""
-        ranks = [
-            each.table.rank[own].tolist() for each, own in zip(self.records, rows, strict=True)
-        ]
-        if ranks[0] != ranks[1]:
-            return False
-        shards = (each.table.take(own, ["shard_shape"]).column("shard_shape") for each, own
-                  in zip(self.records, rows, strict=True))  # fmt: skip
-        return all(each.null_count == len(each) for each in shards)
+    def _same_unknown(self, groups: dict[tuple[str, str, int, int], list[Any]]) -> set[Any]:
+        """Return where both runs have values of unknown layout on the same ranks."""
+        ranks = [each.table.rank for each in self.records]
+        same = [at for at, (a, b) in groups.items() if np.array_equal(ranks[0][a], ranks[1][b])]
+        unknown = set(same)
+        for i, each in enumerate(self.records if same else ()):
+            rows = [groups[at][i] for at in same]
+            cells = each.table.take(np.concatenate(rows), ["shard_shape"])
+            known = iter(cells.column("shard_shape").is_valid().to_pylist())
+            unknown -= {at for at, own in zip(same, rows, strict=True)
+                        if any(list(itertools.islice(known, len(own))))}  # fmt: skip
+        return unknown
 
     def _pair_plain(self, a: ChosenRecords, b: ChosenRecords) -> None:
         pairs = pair(a, b)
@@ -344,12 +353,14 @@ class Plan:
 
     def _pair_sharded(self, groups: dict[tuple[str, str, int, int], list[Any]]) -> None:
         for at, (rows_a, rows_b) in groups.items():
-            key = Key(*at, -1)
             if not len(rows_a) or not len(rows_b):
-                self._lose(key, "a" if len(rows_a) else "b")
-                continue
-            a, b = self.records
-            parts = a.parts(rows_a), b.parts(rows_b)
+                self._lose(Key(*at, -1), "a" if len(rows_a) else "b")
+        a, b = self.records
+        both = {at: rows for at, rows in groups.items() if all(map(len, rows))}
+        found = (a.parts_of([rows[0] for rows in both.values()]),
+                 b.parts_of([rows[1] for rows in both.values()]))  # fmt: skip
+        for (at, (rows_a, rows_b)), *parts in zip(both.items(), *found, strict=True):
+            key = Key(*at, -1)
             if _has_unknown_layout(*parts) or _has_unknown_layout(*parts[::-1]):
                 self.unplaced.append(key)
                 continue
