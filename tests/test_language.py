@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import functools
 import re
 from pathlib import Path
 
@@ -42,23 +43,26 @@ AMERICAN = re.compile(
 )
 
 
-def docstrings(path):
-    """Yield functions and their docstrings; those of properties describe an attribute."""
+@functools.cache
+def definitions(path):
+    """Return what a file defines: kind, name and docstring; properties describe an attribute."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            if any("property" in ast.unparse(each) for each in node.decorator_list):
-                continue
-            text = ast.get_docstring(node)
-            if text:
-                yield node.name, text
+        if isinstance(node, (ast.Module, ast.ClassDef)):
+            kind = "class" if isinstance(node, ast.ClassDef) else "module"
+            found.append((kind, getattr(node, "name", ""), ast.get_docstring(node) or ""))
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if not any("property" in ast.unparse(each) for each in node.decorator_list):
+                found.append(("function", node.name, ast.get_docstring(node) or ""))
+    return found
 
 
 def test_class_names_are_unique():
     places = collections.defaultdict(list)
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(str(path.relative_to(SOURCE)))
+        for kind, name, _ in definitions(path):
+            if kind == "class":
+                places[name].append(str(path.relative_to(SOURCE)))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
@@ -68,8 +72,10 @@ def test_docstrings_start_with_a_verb(folder):
     wrong = [
         f"{path.relative_to(SOURCE)}: {name}: {text.splitlines()[0]}"
         for path in paths
-        for name, text in docstrings(path)
-        if re.match(r"[`\w]+", text) and re.match(r"`?(\w+)", text)[1].lower() in NOT_VERBS
+        for kind, name, text in definitions(path)
+        if kind == "function"
+        and re.match(r"[`\w]+", text)
+        and re.match(r"`?(\w+)", text)[1].lower() in NOT_VERBS
     ]
     assert wrong == []
 
@@ -79,9 +85,8 @@ def test_modules_and_classes_are_not_described_by_a_question():
     wrong = [
         f"{path.relative_to(SOURCE)}: {text.splitlines()[0]}"
         for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, (ast.Module, ast.ClassDef)) and (text := ast.get_docstring(node))
-        if text.split()[0].lower() in questions
+        for kind, _, text in definitions(path)
+        if kind != "function" and text and text.split()[0].lower() in questions
     ]
     assert wrong == []
 
