@@ -141,7 +141,7 @@ def test_sends_more_tensors_than_a_header_can_name(server, connect, arena, monke
     pool = Pool()
     queue = connect(pool, arena=arena)
     arrays = {str(i): np.full(20_000, i, np.uint8) for i in range(5)}
-    assert put(queue, record("x", snapshot(arrays, pool)[0]), 100_000).wait(10)
+    assert put(queue, record("x", snapshot(arrays, pool)[0]), 100_000).wait(60)
     arrived = rebuild(server.history.records("x")[0].value)
     assert all(np.array_equal(arrived[name], arrays[name]) for name in arrays)
 
@@ -155,7 +155,7 @@ def test_sends_longer_names_than_a_header_can_hold(server, connect):
         number = counter.tick()
         if pipeline.fast(0.5, name, number, 0, number) is None:
             pipeline.capture(0.5, counter, number)
-    assert queue.flush(10)
+    assert queue.flush(60)
     assert [len(server.history.records(name)) for name in names] == [2] * 20
     assert not any(queue.ledger.reasons().values())
 
