@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import tensortap as tap
 from tensortap.errors import NotFound
 from tensortap.runs import folders
+from tests.processes import wait_for
 from tests.runs.conftest import ROOT
 
 GLOO = """
@@ -125,3 +128,23 @@ def test_rank_without_answer_warns_and_creates_its_own_run(tmp_path, monkeypatch
     path = folders.shared_run(tmp_path, 1, 2, "job")
     assert (path / "run.json").exists()
     assert "rank 0 did not name the run" in caplog.text
+
+
+def test_a_rank_that_was_stopped_still_waits_for_rank_0(tmp_path, monkeypatch):
+    """A machine may be suspended, and another program may take all processors for a while."""
+    found, looks = [], []
+    rank_1 = threading.Thread(
+        target=lambda: found.append(folders.shared_run(tmp_path, 1, 2, "job")), daemon=True
+    )
+    rank_1.start()
+    wait_for(lambda: list(tmp_path.glob(".meeting-*/*.ask")))
+
+    def later():
+        looks.append(time.monotonic() + 1000)
+        return looks[-1]
+
+    monkeypatch.setattr(folders, "time", SimpleNamespace(monotonic=later, sleep=time.sleep))
+    wait_for(lambda: len(looks) > 2 or found)
+    run = folders.shared_run(tmp_path, 0, 2, "job")
+    rank_1.join()
+    assert found == [run]

@@ -24,6 +24,7 @@ log = logging.getLogger("tensortap")
 _LONGEST_NAME = 180  # bytes, so that a rank and a number still fit
 _REQUEST_TIMEOUT = 15.0  # seconds a rank waits for the answer of rank 0
 _SILENT = 3.0  # seconds of waiting without a message
+_LONGEST_ROUND = 0.5  # seconds; a rank that takes longer was stopped or starved, as rank 0 may be
 _ANSWER_TIMEOUT = 600.0  # seconds rank 0 waits for requests
 _JOB_VARIABLES = (
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT",
@@ -122,9 +123,9 @@ def _request(base: Path, exchange: Path, rank: int, world_size: int) -> Path:
     request = exchange / f"{rank}-{secrets.token_hex(8)}.ask"
     answer = request.with_suffix(".run")
     request.touch()
-    start, warned = time.monotonic(), False
+    waited, looked, warned = 0.0, time.monotonic(), False
     try:
-        while (waited := time.monotonic() - start) < _REQUEST_TIMEOUT:
+        while waited < _REQUEST_TIMEOUT:
             if waited > _SILENT and not warned:
                 warned = True
                 log.warning(
@@ -136,6 +137,8 @@ def _request(base: Path, exchange: Path, rank: int, world_size: int) -> Path:
                 os.listdir(exchange)
                 return base / answer.read_text()
             time.sleep(0.02)
+            before, looked = looked, time.monotonic()
+            waited += min(looked - before, _LONGEST_ROUND)
     finally:
         for path in (request, answer):
             path.unlink(missing_ok=True)
