@@ -128,23 +128,22 @@ def test_attention_with_a_softmax_of_its_own(way):
     assert_heads(row, (logits.amax((0, 2, 3)).numpy(), entropy.numpy()))
 
 
-@pytest.mark.parametrize(
-    ("weights", "way"),
-    [(True, ""), (False, ""), pytest.param(False, "whole", marks=pytest.mark.slow)],
-)
-def test_multihead_attention(weights, way):
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
+class Multihead(nn.Module):
+    def __init__(self, weights):
+        super().__init__()
+        torch.manual_seed(0)
+        self.weights = weights
+        self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
 
-        def forward(self, x):
-            return self.attention(x, x, x, need_weights=weights)[0]
+    def forward(self, x):
+        return self.attention(x, x, x, need_weights=self.weights)[0]
 
-    torch.manual_seed(0)
-    net = Net()
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_multihead_attention(weights):
+    net = Multihead(weights)
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
-    tracker = train(compiled(net, way) if way else net, analyses=["attention"])
+    tracker = train(net, analyses=["attention"])
     (row,) = [row for _, row in numbers(tracker, "attention[0]").iterrows()]
     torch.manual_seed(0)
     projected = functional.linear(
@@ -315,16 +314,20 @@ def test_attention_in_compiled_graphs(way):
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
 def test_attention_in_graphs_of_inductor():
     selected = {"analyses": ["attention"], "activations": False, "gradients": False}
-    expected = health(train(GPT(1, is_causal=True), 2, **selected))
-    found = health(train(compiled(GPT(1, is_causal=True), "whole", "inductor"), 2, **selected))
-    assert "blocks.0.attend.entropy_3" in {name for name, _ in found}
+    expected = health(train(GPT(is_causal=True), 2, **selected))
+    found = health(train(compiled(GPT(is_causal=True), "whole", "inductor"), 2, **selected))
+    assert "blocks.1.attend.entropy_3" in {name for name, _ in found}
     assert found == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.slow
-def test_softmax_in_compiled_graphs_is_reported():
-    tracker = train(compiled(GPT(way="method"), "whole"), analyses=["attention"])
-    assert "softmax inside compiled graphs" in tracker.unseen["attention"]
+@pytest.mark.parametrize(
+    "net", [GPT(layers=1, way="method"), Multihead(True), Multihead(False)],
+    ids=["softmax", "weights of nn.MultiheadAttention", "nn.MultiheadAttention"],
+)  # fmt: skip
+def test_other_attention_in_compiled_graphs_is_reported(net):
+    tracker = train(compiled(net, "in place"), analyses=["attention"])
+    assert "modules call scaled_dot_product_attention" in tracker.unseen["attention"]
     assert not health(tracker)
 
 

@@ -5,11 +5,16 @@ Where a program computes them itself, the softmax over their last dimension gets
 functions are replaced while a model is tracked, because no hook sees them. The replacements look at
 what passes through in observed steps. A compiled graph hands queries and keys over whenever it
 runs; the logits of a softmax, which compilers fuse, it would have to write to memory in every step.
+
+Compilers change the order of operators, and modules share graphs, so a graph tells which module
+computes them by numbers: one operator has queries, keys and a number, another one at the end of the
+module has its probe and the same number.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import threading
 from collections.abc import Callable
@@ -19,27 +24,27 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tensortap.frameworks.torch import graphs, private
+from tensortap.frameworks.torch import graphs, private, private_compiler
+from tensortap.frameworks.torch.hidden import constant_when_compiled
 from tensortap.frameworks.torch.hooks import ModuleHook
 from tensortap.frameworks.torch.host import host_view, is_here, is_readable
 from tensortap.stats.attention import QuerySample, attention_logits, causal_mask, sample_queries
 from tensortap.stats.conversion import as_float64
 
 Reals = NDArray[np.float64]
-OnAttention = Callable[[str, Callable[[], Reals | None]], None]
-"""Takes the name of a module, and a function that returns logits of its attention, if it has some.
+OnAttention = Callable[[Callable[[Any], Reals | None], str], None]
+"""Takes a function that returns logits of a module, if it has some, and a number in graphs.
 
-Whatever the function raises must not reach the program.
+Without a number it is the module that is running. What the function raises must not reach the
+program.
 """
 
-RunningModule = Callable[[], tuple[str, Any] | None]
-"""Returns the name of the module that is running and the module; None if it is not observed."""
-
 _UNREADABLE = "the logits of attention that the host cannot read are not analyzed"
-_SOFTMAX = (
-    "the logits of a softmax inside compiled graphs are not analyzed, only those of "
-    "scaled_dot_product_attention"
+_COMPILED = (
+    "attention inside compiled graphs is analyzed where modules call scaled_dot_product_attention: "
+    "not that of a softmax, of nn.MultiheadAttention or of distributed tensors"
 )
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _REPLACED = (
     (torch.nn.functional, "scaled_dot_product_attention"),
     (torch, "softmax"), (torch.Tensor, "softmax"),
@@ -60,9 +65,8 @@ class UnreadableLogits(Exception):
 class AttentionCalls:
     """Tells which attention the modules of a model compute."""
 
-    def __init__(self, running: RunningModule, take: OnAttention) -> None:
-        self._running = running
-        self._take = take
+    def __init__(self, take: OnAttention) -> None:
+        self.take = take
 
     def attach(self) -> None:
         """Replace the functions, if nobody has done so."""
@@ -89,12 +93,6 @@ class AttentionCalls:
                 else:
                     setattr(owner, name, original)
 
-    def look(self, logits: Callable[..., Reals | None], args: Any, kwargs: Any) -> None:
-        """Take logits if a module of this model is computing them."""
-        if (found := self._running()) is not None:
-            name, module = found
-            self._take(name, functools.partial(logits, module, args, kwargs))
-
 
 @functools.cache
 def _looking(original: Any, fused: bool) -> Any:
@@ -112,9 +110,53 @@ def _looking(original: Any, fused: bool) -> Any:
     return call
 
 
-def _on_call(logits: Callable[..., Reals | None], args: Any, kwargs: Any) -> None:
+def _on_call(logits: Callable[..., Reals | None], args: Any, kwargs: Any, number: str = "") -> None:
     for listener in tuple(_listeners):
-        listener.look(logits, args, kwargs)
+        listener.take(functools.partial(logits, args, kwargs), number)
+
+
+# -- called while a graph is compiled ------------------------------------------------------
+
+
+class TracedModules:
+    """Modules that have begun in a graph: of each, numbers of its attention; the innermost last."""
+
+    def __init__(self) -> None:
+        self.running: list[list[str]] = []
+        self.numbers = itertools.count(1)  # within a graph, so that caches recognize it
+
+
+def _modules() -> TracedModules:
+    """Return the modules of the graph that is being compiled."""
+    graph, found = private_compiler.traced_graph(), TracedModules()
+    return found if graph is None else vars(graph).setdefault("_tensortap_modules", found)
+
+
+def begin_module() -> int:
+    """Note that the graph begins with a module."""
+    running = _modules().running
+    running.append([])
+    return len(running)
+
+
+def end_module() -> str:
+    """Note that a module ends; return the numbers of the attention in it."""
+    running = _modules().running
+    return " ".join(running.pop()) if running else ""
+
+
+def _number() -> str:
+    """Return a number for attention; an empty one if no module has begun in the graph."""
+    modules = _modules()
+    if not modules.running:
+        return ""
+    number = str(next(modules.numbers))
+    modules.running[-1].append(number)
+    return number
+
+
+for _function in (begin_module, end_module, _number):
+    constant_when_compiled(_function)
 
 
 # -- in compiled graphs --------------------------------------------------------------------
@@ -128,22 +170,25 @@ def _insert_fused(hook: ModuleHook, args: Any, kwargs: Any) -> None:
     if given.get("attn_mask") is not None:
         values.append(given["attn_mask"])
         names.append("attn_mask")
-    if any(value.is_nested or hasattr(value, "to_local") for value in values):
-        values, names = [], []  # no operator of ours takes them
+    # functions of torch that the compiler does not look into run with tensors of its own
+    if not all(type(value) in _PLAIN for value in values):
+        _look([], "")
+        return
     if given.get("scale") is not None:  # which may be a symbol; CUDA graphs have no CPU tensors
         device = given["query"].device if given["query"].is_cuda else "cpu"
         values.append(torch.full((), given["scale"], dtype=torch.float64, device=device))
         names.append("scale")
     if given.get("is_causal"):
         names.append("is_causal")
-    _look([value.detach() for value in values], " ".join(names))
+    _look([value.detach() for value in values], f"{_number()}\n{' '.join(names)}")
 
 
 def _insert_softmax(hook: ModuleHook, args: Any, kwargs: Any) -> None:
     """Make the graph that is being traced tell that it computes a softmax, as of attention."""
     given, dim = _softmax_arguments(args, kwargs)
-    if given.ndim in (3, 4) and dim in (-1, given.ndim - 1):
-        _look([], f"softmax {given.ndim}")
+    attention = given.ndim == 4 or (given.ndim == 3 and type(given) not in _PLAIN)
+    if attention and dim in (-1, given.ndim - 1):
+        _look([], "")
 
 
 def _look(values: list[torch.Tensor], note: str) -> None:
@@ -153,14 +198,14 @@ def _look(values: list[torch.Tensor], note: str) -> None:
 
 def _from_graph(values: list[torch.Tensor], note: str) -> None:
     """Take what a graph hands over."""
-    grad, what = note.split("\n")
+    grad, number, *names = note.split("\n")
     with torch.set_grad_enabled(bool(grad)):  # graphs run without it, whatever the program said
-        if what.startswith("softmax"):
-            _on_call(_softmax_in_graph, what.split()[1:], {})
+        if not names:
+            _on_call(_unseen_logits, (), {}, "0")
             return
-        given: dict[str, Any] = {"query": None, "key": None, "is_causal": "is_causal" in what}
-        given.update(zip(what.split(), values, strict=False))
-        _on_call(_fused_logits, (), given)
+        given: dict[str, Any] = {"is_causal": "is_causal" in names[0]}
+        given.update(zip(names[0].split(), values, strict=False))
+        _on_call(_fused_logits, (), given, number)
 
 
 _KEY = graphs.register("tensortap.attention", _from_graph)
@@ -173,7 +218,7 @@ def _by_name(args: Any, kwargs: Any) -> dict[str, Any]:
     return {**dict(zip(_ARGUMENTS, args, strict=False)), **kwargs}
 
 
-def _fused_logits(module: Any, args: Any, kwargs: Any) -> Reals | None:
+def _fused_logits(args: Any, kwargs: Any, module: Any) -> Reals | None:
     """Return logits that `scaled_dot_product_attention` computes, for some queries."""
     given = _by_name(args, kwargs)
     query, key, mask = given["query"], given["key"], given.get("attn_mask")
@@ -195,7 +240,7 @@ def _fused_logits(module: Any, args: Any, kwargs: Any) -> Reals | None:
         )  # fmt: skip
 
 
-def _softmax_logits(module: Any, args: Any, kwargs: Any) -> Reals | None:
+def _softmax_logits(args: Any, kwargs: Any, module: Any) -> Reals | None:
     """Return logits that a softmax gets, for some queries; None if it is not that of attention."""
     given, dim = _softmax_arguments(args, kwargs)
     by_heads = given.ndim == 3 and isinstance(module, torch.nn.MultiheadAttention)
@@ -209,10 +254,9 @@ def _softmax_logits(module: Any, args: Any, kwargs: Any) -> Reals | None:
         return _picked(given, sample_queries(given.shape[0], given.shape[2]))
 
 
-def _softmax_in_graph(module: Any, args: Any, kwargs: Any) -> None:
-    """Raise an error if a softmax in a graph may be that of attention."""
-    if args == ["4"] or isinstance(module, torch.nn.MultiheadAttention):
-        raise UnreadableLogits(_SOFTMAX)
+def _unseen_logits(args: Any, kwargs: Any, module: Any) -> None:
+    """Raise an error for attention of which a graph hands nothing over."""
+    raise UnreadableLogits(_COMPILED)
 
 
 def _softmax_arguments(args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -224,7 +268,7 @@ def _softmax_arguments(args: Any, kwargs: Any) -> tuple[Any, Any]:
 def _is_plain(*tensors: Any) -> bool:
     """Return whether all are floats that the host can read."""
     return all(
-        type(each) in (torch.Tensor, torch.nn.Parameter)
+        type(each) in _PLAIN
         and each.is_floating_point()
         and not each.is_neg()
         and is_readable(each)

@@ -13,7 +13,12 @@ import torch
 from tensortap.frameworks.analyzing import ModuleOutput, OutputArray, StepListener
 from tensortap.frameworks.observing import TrackObserver, tensors_in
 from tensortap.frameworks.torch import graphs, private
-from tensortap.frameworks.torch.attention import AttentionCalls, UnreadableLogits
+from tensortap.frameworks.torch.attention import (
+    AttentionCalls,
+    UnreadableLogits,
+    begin_module,
+    end_module,
+)
 from tensortap.frameworks.torch.graph_outputs import insert
 from tensortap.frameworks.torch.hooks import GraphTensors, ModuleHook, hook_module
 from tensortap.frameworks.torch.host import host_view
@@ -21,6 +26,7 @@ from tensortap.frameworks.torch.outputs import OBSERVED, mode_tags
 from tensortap.record import Kind
 
 _UNREADABLE = "outputs that the host cannot read, as in a captured CUDA graph, are not analyzed"
+_ATTENTION = "attention"
 _CHANNELS_FIRST = ("Conv1d", "ConvTranspose1d", "BatchNorm1d", "InstanceNorm1d", "SyncBatchNorm")
 
 
@@ -38,6 +44,8 @@ class LayerHooks:
         # the last output, its version and its name: a container returns that of its last module
         self._last: tuple[Any, int, str] | None = None
         self._running: dict[int, list[tuple[str, Any]]] = {}  # by thread; the innermost is the last
+        # by number in a graph: names or logits that wait for the other
+        self._waiting: dict[str, list[dict[str, Any]]] = {}
 
     def attach(self, modules: Iterable[tuple[str, torch.nn.Module]]) -> None:
         """Hook into the modules that are selected."""
@@ -48,26 +56,19 @@ class LayerHooks:
         graphs.forget_graphs(OBSERVED, begins=True)
         self._undo.append(functools.partial(graphs.forget_graphs, OBSERVED, begins=False))
         for name, module in wanted:
+            probe = graphs.probe(functools.partial(self._on_graph, name, module))
+            self._undo.append(functools.partial(graphs.drop, probe))
             end = ModuleHook(
-                functools.partial(self._on_output, name), insert,
-                GraphTensors(self._probe(self._on_graph, name, module)),
-            )  # fmt: skip
+                functools.partial(self._on_output, name), _insert_end, GraphTensors(probe)
+            )
             self._undo.append(hook_module(module, end, with_kwargs=True))
             if attention:
-                begin = ModuleHook(
-                    functools.partial(self._on_begin, name), _insert_begin,
-                    GraphTensors(self._probe(self._on_begin, name, module)),
-                )  # fmt: skip
+                begin = ModuleHook(functools.partial(self._on_begin, name), _insert_begin)
                 self._undo.append(hook_module(module, begin, before=True))
         if attention:
-            calls = AttentionCalls(self._running_module, self._on_attention)
+            calls = AttentionCalls(self._on_attention)
             calls.attach()
             self._undo.append(calls.detach)
-
-    def _probe(self, receiver: Callable[..., None], *args: Any) -> torch.Tensor:
-        probe = graphs.probe(functools.partial(receiver, *args))
-        self._undo.append(functools.partial(graphs.drop, probe))
-        return probe
 
     def detach(self) -> None:
         while self._undo:
@@ -76,6 +77,7 @@ class LayerHooks:
     def end_step(self) -> None:
         self._calls.clear()
         self._running.clear()
+        self._waiting.clear()
         self._last = None
 
     def _is_observed(self) -> bool:
@@ -86,7 +88,7 @@ class LayerHooks:
         return not (observer.only_training and mode_tags(self._root.training))
 
     def _on_begin(self, name: str, module: torch.nn.Module, *_: Any) -> None:
-        """Note that a module is called, eagerly or in a graph."""
+        """Note that a module is called, unless it is in a graph."""
         if self._observer.capturing and private.backward_pass() == -1:
             self._running.setdefault(threading.get_ident(), []).append((name, module))
 
@@ -97,19 +99,29 @@ class LayerHooks:
             while running.pop()[0] != name:
                 pass
 
-    def _running_module(self) -> tuple[str, Any] | None:
-        """Return the innermost module that is running, with its name, in a pass to look at."""
+    def _on_attention(self, logits: Callable[[Any], Any], number: str) -> None:
         running = self._running.get(threading.get_ident())
-        return running[-1] if running and self._is_observed() else None
-
-    def _on_attention(self, name: str, logits: Callable[[], Any]) -> None:
+        if not (number or running) or not self._is_observed():
+            return
         try:
-            if (found := logits()) is not None:
-                self._listener.attention(name, found)
+            if number:
+                self._match(number, logits=logits(None))
+            elif running:
+                name, module = running[-1]
+                if (found := logits(module)) is not None:
+                    self._listener.attention(name, found)
         except UnreadableLogits as error:
             self._observer.unseen.setdefault("attention", str(error))
         except Exception as error:
-            self._observer.fault(name, error)
+            self._observer.fault("attention", error)
+
+    def _match(self, number: str, **found: Any) -> None:
+        """Take logits from a graph with the name of their module, whichever of them comes first."""
+        waiting = self._waiting.setdefault(number, [])
+        if waiting and waiting[0].keys() != found.keys():
+            self._listener.attention(**waiting.pop(0), **found)
+        else:
+            waiting.append(found)
 
     def _on_output(
         self, name: str, module: torch.nn.Module, args: Any, kwargs: Any, output: Any
@@ -122,11 +134,15 @@ class LayerHooks:
         self, name: str, module: torch.nn.Module, values: list[torch.Tensor], note: str
     ) -> None:
         """Take outputs from a compiled graph; see `graph_outputs`."""
-        self._on_end(name)
-        grad, _, *paths = note.split("\n")
+        grad, numbers, *paths = note.split("\n")
         with torch.set_grad_enabled(bool(grad)):
-            if self._is_observed():
+            if not self._is_observed():
+                return
+            if not numbers.startswith(_ATTENTION):
                 self._take(name, module, zip(paths, values, strict=True))
+                return
+            for number in numbers.split()[1:]:
+                self._match(number, name=name)
 
     def _take(
         self, name: str, module: torch.nn.Module, found: Iterable[tuple[str, torch.Tensor]]
@@ -158,8 +174,16 @@ class LayerHooks:
 
 
 def _insert_begin(hook: ModuleHook, module: Any, args: Any) -> None:
-    """Make the graph that is being traced tell that a module is called."""
-    graphs.look([], hook.probe, "", "")
+    """Note that the graph that is being traced begins with a module."""
+    begin_module()
+
+
+def _insert_end(hook: ModuleHook, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+    """Insert operators for the output of a module, and for the attention that it has computed."""
+    insert(hook, module, args, kwargs, output)
+    if numbers := end_module():
+        grad = "1" if torch.is_grad_enabled() else ""
+        graphs.look([], hook.probe, "", f"{grad}\n{_ATTENTION} {numbers}")
 
 
 def _channel_axis(module: torch.nn.Module, dimensions: int) -> int:

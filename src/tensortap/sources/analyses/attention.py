@@ -28,7 +28,7 @@ class AttentionHeads(Analysis):
         self._heads.setdefault(name, []).append(head_statistics(logits))
 
     def output(self, seen: ModuleOutput) -> None:
-        if seen.name in self._heads and seen.arrays:
+        if seen.arrays:
             self._rows[seen.name] = seen.arrays[0].name
 
     def end_step(self) -> None:
