@@ -3,8 +3,9 @@
 A hook that torch.compile traces cannot look at values: there are none yet. It calls `look`, which
 becomes part of the graph. When the graph runs, the operator calls the receiver of its probe or its
 key, with the tensors where they are. It has side effects, so no compiler removes it; Inductor does
-change the order of two that do not depend on each other. An operator that changes a tensor of ours would need no private interface, but
-a backward pass saves such a tensor, and raises when another pass has changed it meanwhile.
+change the order of two that do not depend on each other. An operator that changes a tensor of ours
+would need no private interface, but a backward pass saves such a tensor, and raises when another
+pass has changed it meanwhile.
 """
 
 from __future__ import annotations
