@@ -323,6 +323,79 @@ def distillation():
     return net, optimizer, fit(optimizer, loss)
 
 
+class KeysWithBias(nn.Module):
+    """Attention as in BERT: a bias of the keys has no influence, and a gradient of 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(8, 8) for _ in range(3))
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        q, k, v = (each(x).unsqueeze(1) for each in (self.query, self.key, self.value))
+        x = x + F.scaled_dot_product_attention(q, k, v).squeeze(1)
+        return self.head(self.layer(x).mean(1))
+
+
+@program
+def attention_with_a_bias_of_keys():
+    net = KeysWithBias()
+    optimizer = torch.optim.Adam(net.parameters())
+
+    def loss():
+        return F.cross_entropy(net(torch.randn(16, 5, 8)), digits()[1])
+
+    return net, optimizer, fit(optimizer, loss)
+
+
+@program
+def sparse_embeddings():
+    net = nn.Sequential(nn.Embedding(50, 8, sparse=True), nn.Linear(8, 3))
+    sparse = torch.optim.SparseAdam(net[0].parameters())
+    dense = torch.optim.Adam(net[1].parameters())
+
+    def step():
+        sparse.zero_grad()
+        dense.zero_grad()
+        tokens = torch.randint(0, 50, (16,))
+        F.cross_entropy(net(tokens), tokens % 3).backward()
+        sparse.step()
+        dense.step()
+
+    return net, [sparse, dense], step
+
+
+class SkippedAtRandom(nn.Module):
+    """Stochastic depth: the last layer is skipped in half of the steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(nn.Linear(8, 8) for _ in range(3)), nn.Linear(8, 3)
+
+    def forward(self, x):
+        for number, layer in enumerate(self.layers):
+            if not self.training or float(torch.rand(())) >= number / 4:
+                x = x + layer(x).relu()
+        return self.head(x)
+
+
+@program
+def stochastic_depth():
+    net = SkippedAtRandom()
+    optimizer = adam(net)
+    train = fit(optimizer, cross(net))
+
+    def step():
+        train()
+        net.eval()
+        with torch.no_grad():
+            net(digits()[0])
+        net.train()
+
+    return net, optimizer, step
+
+
 # -- batches and dtypes ----------------------------------------------------------------------
 
 

@@ -49,9 +49,9 @@ def changed_outside(patience: int = 3) -> Rule:
             state["names"] = facts.rewritten
         if max(state["moved"], state.get("rewritten", 0)) >= patience:
             message = (
-                f"{listed(moved or state['names'])} change outside of the optimizer's step; "
-                "clipping or averaging of weights does that on purpose, a forgotten copy_() or "
-                "initialization does not"
+                f"{listed(moved or state['names'])} change outside of the steps of the optimizers "
+                "that are tracked; clipping or averaging of weights does that on purpose, a "
+                "forgotten copy_() or an optimizer that is created again and again does not"
             )
             yield MODEL, message
 
