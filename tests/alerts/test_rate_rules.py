@@ -108,6 +108,26 @@ def test_clipping_that_always_or_never_acts(threshold, found):
     assert rules(net, optimizer, step, hints=True, steps=91) == found
 
 
+@pytest.fixture
+def process_group():
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_gradients_that_ddp_writes_are_not_clipped(process_group):
+    net = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))  # the mean of one is the same
+    optimizer = sgd(net, lr=1e-4)
+
+    def step():
+        backward(net, optimizer)
+        optimizer.step()
+
+    assert rules(net, optimizer, step, hints=True, steps=91) == set()
+
+
 @pytest.mark.parametrize("zeroed", [True, False])
 def test_clipping_after_the_step(zeroed):
     net = nn.Linear(4, 4)

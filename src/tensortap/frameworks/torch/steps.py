@@ -306,7 +306,8 @@ class StepWatch:
                 self._samples = dict(_with_gradient(optimizer))
                 factors = [each.factor() for each in watched]
             known = [each for each in factors if each is not None]
-            if known and len(known) == len(factors) and max(known) <= 1.001 * min(known):
+            alike = known and len(known) == len(factors) and max(known) <= 1.001 * min(known)
+            if alike and (known[0] < 0.999 or not _is_distributed()):
                 self._rescaled = known[0]
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -425,6 +426,12 @@ def _with_gradient(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, torc
     for parameter, size in sizes.items():
         if size > _NOISE * largest:
             yield id(parameter), sample(parameter)
+
+
+def _is_distributed() -> bool:
+    """Return whether there are process groups, which may write gradients without changing them."""
+    ready = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return bool(ready)
 
 
 def _has_mode(module: nn.Module) -> bool:
