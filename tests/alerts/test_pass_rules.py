@@ -395,6 +395,20 @@ def test_accumulation_of_means(divided, options):
     assert found == (set() if divided else {"not_divided"})
 
 
+def test_two_losses_of_one_pass_are_no_accumulation():
+    net = nn.Linear(4, CLASSES)
+    optimizer = sgd(net, lr=1e-3)
+
+    def step():
+        optimizer.zero_grad()
+        output = net(torch.randn(16, 4))
+        output.square().mean().backward(retain_graph=True)
+        F.cross_entropy(output, TARGET).backward()
+        optimizer.step()
+
+    assert train(net, optimizer, step, hints=True) == set()
+
+
 def test_gradients_that_are_never_zeroed_are_no_accumulation():
     net = nn.Linear(4, CLASSES)
     optimizer = sgd(net, lr=1e-3)

@@ -359,7 +359,11 @@ def not_divided(patience: int = 2) -> Rule:
         scale = (facts.schedule.scale or 1.0) if facts.schedule.scaled else 1.0
         losses = [each.loss for each in facts.passes if each.loss is not None]
         weights = [loss.weight / scale for loss in losses if loss.weight]
-        if weights and facts.accumulated > 1 and not facts.carried:
+        count = sum(each.training and each.gradients for each in facts.passes)
+        seen = state["passes"] = state.get("passes", 0) + count  # since the optimizer's step
+        if facts.optimizer_steps:
+            state["passes"] = 0
+        if weights and facts.accumulated > 1 and seen > 1 and not facts.carried:
             in_a_row(state, MODEL, all(abs(weight - 1) < 0.05 for weight in weights))
             state["count"] = facts.accumulated
         if state.get(MODEL, 0) >= patience:
