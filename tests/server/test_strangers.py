@@ -134,12 +134,17 @@ def test_many_silent_connections_take_few_descriptors(server, bystander, monkeyp
 
 
 FEW_DESCRIPTORS = """
-    import resource, sys
+    import resource, sys, time
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
     others = [open("/dev/null") for _ in range(128)]  # the rest is not enough for pending ones
     from tensortap.api import session as live
+    from tensortap.server import handshake
+    handshake.HANDSHAKE_TIMEOUT = 1000  # only connections without room are closed
     server = live.start("127.0.0.1", 0, "64MB")
     print(server.address.port, flush=True)
+    while not server.rejected["handshake timeout"]:
+        time.sleep(0.01)
+    print("full", flush=True)
     sys.stdin.readline()
     print(server.history.names(), server.alive, flush=True)
 """
@@ -174,7 +179,7 @@ def test_serves_at_the_limit_of_descriptors():
     attacker = threading.Thread(target=idle)
     attacker.start()
     try:
-        wait_for(lambda: len(os.listdir(f"/proc/{process.pid}/fd")) > 250)
+        assert process.stdout.readline() == "full\n"
         client = RealClient(address)
         wait_for(lambda: client.deliver("late", timeout=1), lambda: client.state)
         client.close()
