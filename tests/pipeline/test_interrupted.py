@@ -330,12 +330,16 @@ def interrupt(*_):
 
 def test_no_handler_runs_while_a_thread_waits_for_preparations():
     handled, done, results = [], threading.Event(), []
+    main = threading.get_ident()
 
     def handler(*_):
         handled.append(len(results))
         locks.prepare(lambda: None)
 
     def work():
+        while sys._current_frames()[main].f_code is not Latch.wait.__code__:
+            done.wait(0.01)
+        done.wait(0.1)  # before it waits, a handler may run
         signal.raise_signal(signal.SIGUSR1)  # another thread: only a note for the main one
         done.wait(0.1)
         results.append(1)
