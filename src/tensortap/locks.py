@@ -117,7 +117,10 @@ def import_late(name: str) -> ModuleType:
     found = sys.modules.get(name)
     if found is not None and is_imported(found):
         return found
-    return prepare(lambda: importlib.import_module(name))
+    try:
+        return prepare(lambda: importlib.import_module(name))
+    except TimeoutError:  # modules of a slow disk, or another thread that waits for this one
+        return importlib.import_module(name)
 
 
 def is_imported(module: ModuleType) -> bool:
