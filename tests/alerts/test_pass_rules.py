@@ -190,6 +190,19 @@ def test_inputs_that_change_scale_in_evaluation(scale):
     assert trained(noise(), after=evaluate) == ({"input_scale"} if scale > 1 else set())
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_inputs_that_are_not_finite_have_no_scale(bad):
+    def evaluate(net):
+        net.eval()
+        with torch.no_grad():
+            net(torch.full((16, 4), bad))
+        net.train()
+
+    inputs = (torch.full((16, 4), bad) for _ in itertools.count())
+    found = trained(inputs, after=evaluate, hints=True)
+    assert not found & {"input_scale", "not_normalized", "constant_input"}
+
+
 @pytest.mark.parametrize("fixed", [False, True])
 def test_images_that_are_normalized_in_training_only(fixed):
     def evaluate(net):

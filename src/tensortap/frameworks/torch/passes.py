@@ -6,6 +6,7 @@ Few of them are looked at. Samples of inputs and outputs in the memory of the CP
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -159,6 +160,8 @@ def _input_facts(tensor: torch.Tensor, whole: bool) -> BatchFacts | None:
         return BatchFacts(digest)
     low, high = (float(each) for each in values.aminmax())
     rms = float(values.double().square().mean().sqrt()) if tensor.is_floating_point() else None
+    if rms is not None and not math.isfinite(rms):
+        return BatchFacts(digest)  # other rules report it
     is_image = rms is not None and tensor.ndim == 4 and len(values) >= _FEWEST_PIXELS
     negative = float((values < 0).double().mean()) if is_image else None
     constant = low == high and len(values) > 1
