@@ -48,6 +48,19 @@ def digits(n: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(n, 8), torch.randint(0, 3, (n,))
 
 
+def evaluated(net: nn.Module, train: Callable[[], None]) -> Callable[[], None]:
+    """Return a step that evaluates the model after it has trained it."""
+
+    def step() -> None:
+        train()
+        net.eval()
+        with torch.no_grad():
+            net(digits()[0])
+        net.train()
+
+    return step
+
+
 def cross(net: nn.Module) -> Callable[[], torch.Tensor]:
     def loss() -> torch.Tensor:
         x, y = digits()
@@ -69,16 +82,7 @@ def classification():
 def with_evaluation():
     net = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.Linear(16, 3))
     optimizer = adam(net)
-    train = fit(optimizer, cross(net))
-
-    def step():
-        train()
-        net.eval()
-        with torch.no_grad():
-            net(digits()[0])
-        net.train()
-
-    return net, optimizer, step
+    return net, optimizer, evaluated(net, fit(optimizer, cross(net)))
 
 
 @program

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.alerts.test_clean_programs import Gan, adam, cross, digits, fit, found_in, mlp
+from tests.alerts.test_clean_programs import Gan, adam, cross, digits, evaluated, fit, found_in, mlp
 
 PROGRAMS = {}
 
@@ -384,16 +384,7 @@ class SkippedAtRandom(nn.Module):
 def stochastic_depth():
     net = SkippedAtRandom()
     optimizer = adam(net)
-    train = fit(optimizer, cross(net))
-
-    def step():
-        train()
-        net.eval()
-        with torch.no_grad():
-            net(digits()[0])
-        net.train()
-
-    return net, optimizer, step
+    return net, optimizer, evaluated(net, fit(optimizer, cross(net)))
 
 
 # -- batches and dtypes ----------------------------------------------------------------------

@@ -83,7 +83,7 @@ def never_runs(patience: int = 20) -> Rule:
 
 
 def not_registered() -> Rule:
-    """Report layers in a plain list or dict of a module, and tensors that are no parameters."""
+    """Report layers in a plain list or dict of a module, and tensors that are not parameters."""
 
     def check(facts: StepFacts, state: dict[str, Any]) -> Found:
         for name, count in latest(state, facts.unregistered):
@@ -98,7 +98,7 @@ def not_registered() -> Rule:
 
 
 def repeated_layer() -> Rule:
-    """Give a hint if one layer stands several times in a list of layers."""
+    """Give a hint if one layer appears several times in a list of layers."""
 
     def check(facts: StepFacts, state: dict[str, Any]) -> Found:
         for name, count in state.setdefault("found", facts.repeated_layers):

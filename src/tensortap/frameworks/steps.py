@@ -141,7 +141,7 @@ class StepFacts(NamedTuple):
     running statistics. `passes`: forward passes that were looked at. `rescaled`: by which factor
     all gradients were multiplied before a step, None if that was not seen. `initial`,
     `decayed_vectors` (norms and biases with weight decay) and `repeated_layers` (lists in which one
-    layer stands several times, and how often) are given once. `untied`: pairs of
+    layer appears several times, and how often) are given once. `untied`: pairs of
     parameters that were the same one. `unregistered`: attributes with parameters that torch does
     not know, and how many. `rewritten`: parameters whose values were changed after the step of an
     optimizer. These three are None if nobody looked. `changed_late`: gradients were changed after

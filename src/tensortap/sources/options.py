@@ -76,7 +76,7 @@ class TrackOptions(NamedTuple):
 
     @property
     def has_rules(self) -> bool:
-        """Whether rules look at the records and steps."""
+        """Return whether rules look at the records and steps."""
         return self.alerts is not False and self.alerts is not None
 
     @property

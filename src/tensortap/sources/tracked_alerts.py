@@ -63,7 +63,7 @@ class TrackedAlerts:
 
     @property
     def needs_digests(self) -> bool:
-        """Whether the reference run has digests to compare with."""
+        """Return whether the reference run has digests to compare with."""
         return self._reference is not None and self._reference.has_digests
 
     def begin(self, step: int) -> None:

@@ -129,7 +129,7 @@ def _text_lists(column: pa.ChunkedArray) -> tuple[Integers, Integers, list[str]]
 
 
 class _TagCodes:
-    """Codes of tags; those of the last rows are kept, as other ranks have other words for them."""
+    """Decodes tags, and reuses the codes of the last rank if another one differs only in words."""
 
     def __init__(self) -> None:
         self._cells: pa.MapArray = None
@@ -151,7 +151,7 @@ class _TagCodes:
 
 
 def _distinct_words(items: pa.Array) -> list[str]:
-    """Return the words of which a column has codes; none if they would get other codes."""
+    """Return the dictionary of a column; an empty list if its codes cannot be reused."""
     import pyarrow as pa
 
     if not pa.types.is_dictionary(items.type) or items.null_count:
@@ -161,7 +161,7 @@ def _distinct_words(items: pa.Array) -> list[str]:
 
 
 def _has_same_codes(cells: pa.MapArray, others: pa.MapArray) -> bool:
-    """Return whether two columns of tags differ in words at most."""
+    """Return whether two columns of tags are equal except for the words of their dictionaries."""
     return bool(
         cells.offsets.equals(others.offsets)
         and cells.keys.equals(others.keys)

@@ -242,7 +242,7 @@ class StepWatch:
 
     @property
     def has_evaluated(self) -> bool:
-        """Whether the model was called without gradients, or in ``eval()`` mode, in this step."""
+        """Return whether this step called the model without gradients or in ``eval()`` mode."""
         return bool(self._dropout or self._batch_norm or self._passes.has_evaluated)
 
     def _trained(self) -> set[int]:

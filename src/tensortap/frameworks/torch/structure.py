@@ -122,7 +122,7 @@ def _is_left(parameter: torch.Tensor | None, optimized: set[int]) -> bool:
 
 
 def repeated_layers(root: nn.Module) -> tuple[tuple[str, int], ...]:
-    """Return lists of layers in which one layer with weights stands several times, and how often.
+    """Return lists of layers in which one layer with weights appears several times, and how often.
 
     >>> repeated_layers(nn.Sequential(*[nn.Linear(2, 2)] * 3))
     (('Sequential', 3),)
