@@ -216,7 +216,7 @@ class CompareReport:
             ],
         }
 
-    def write_html(self, path: str | Path, *, pictures: int = 80) -> Path:
+    def write_html(self, path: str | Path, *, pictures: int = 20) -> Path:
         """Write one self-contained HTML file with pictures of the first differences."""
         from tensortap.compare.html import write_html
 

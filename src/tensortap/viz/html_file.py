@@ -15,24 +15,76 @@ from pathlib import Path
 from typing import Any
 
 from tensortap._version import __version__
+from tensortap.errors import MissingExtra
+from tensortap.viz.figures.encoding import Figure
+from tensortap.viz.figures.theme import dark_colors
 
 
-def html_file(title: str, body: str, data: Any, *, scripts: Sequence[str], style: str = "") -> str:
-    """Return the text of a page; its scripts find `data` in the element ``#data``.
+class HtmlReport:
+    """A page that is being written: `figures` maps element ids to the figures they show."""
 
-    `title` is escaped here, `body` is markup. `style` is added to the style that all pages share.
-    """
-    parts = {
-        "title": escape(title),
-        "style": static_text("tensortap.viz", "page.css") + style,
-        "body": body,
-        "version": __version__,
-        "data": script_json(data),
-        "scripts": "\n".join(f"<script>{script}</script>" for script in scripts),
-    }
-    # in one pass: the text of one part is never searched for the marker of another
-    pieces = static_text("tensortap.viz", "page.html").split("/*|*/")
-    return "".join(parts.get(piece, piece) for piece in pieces)
+    def __init__(self) -> None:
+        self.figures: dict[str, Figure] = {}
+
+    def figure(self, figure: Figure, label: str) -> str:
+        """Register a figure; return the element in which the page draws it."""
+        key = f"figure{len(self.figures)}"
+        self.figures[key] = figure
+        height = int(figure["layout"].get("height", 300))
+        return (
+            f'<div class="figure" id="{key}" role="img" aria-label="{escape(label)}" '
+            f'style="height:{height}px"></div>'
+        )
+
+    def page(self, title: str, body: str) -> str:
+        """Return the text of the page; `title` is escaped here, `body` is markup."""
+        try:
+            from plotly.offline import get_plotlyjs
+        except ImportError:
+            raise MissingExtra("a report needs plotly: pip install 'tensortap[view]'") from None
+        scripts = (get_plotlyjs(), _static_text("report.js"))
+        parts = {
+            "title": escape(title),
+            "style": _static_text("page.css"),
+            "body": body,
+            "version": __version__,
+            "data": script_json({"figures": self.figures, "colors": dark_colors()}),
+            "scripts": "\n".join(f"<script>{script}</script>" for script in scripts),
+        }
+        # in one pass: the text of one part is never searched for the marker of another
+        pieces = _static_text("page.html").split("/*|*/")
+        return "".join(parts.get(piece, piece) for piece in pieces)
+
+
+def header(verdict: str, css: str, origin: Iterable[tuple[str, str]], cards: str) -> str:
+    """Return the top of a page: the verdict, what it is about, and counts."""
+    lines = "".join(
+        f'<span class="dim">{key}</span><span class="mono">{escape(text)}</span>'
+        for key, text in origin
+    )
+    return (
+        f'<header><div id="verdict" class="{css}">{verdict}</div>'
+        f'<div id="sides">{lines}</div><dl id="counts">{cards}</dl></header>'
+    )
+
+
+def count_cards(counts: Iterable[tuple[str, int, str]]) -> str:
+    """Return cards of names, counts and style classes."""
+    return "".join(
+        f'<div class="{css}"><dt>{name}</dt><dd>{count:,}</dd></div>' for name, count, css in counts
+    )
+
+
+def section(title: str, content: str, note: str = "") -> str:
+    """Return a section; `content` is markup, `note` is text."""
+    words = f'<p class="dim">{escape(note)}</p>' if note else ""
+    return f"<section><h2>{title}</h2>{words}{content}</section>"
+
+
+def details(summary: str, content: str, at: str = "") -> str:
+    """Return a part that unfolds; a click at the cell ``figure:[row,column]`` of `at` opens it."""
+    place = f' data-at="{at}"' if at else ""
+    return f"<details{place}><summary>{escape(summary)}</summary>{content}</details>"
 
 
 def write_html_file(path: str | Path, page: str) -> Path:
@@ -47,9 +99,8 @@ def write_html_file(path: str | Path, page: str) -> Path:
     return path
 
 
-def static_text(package: str, name: str) -> str:
-    """Return a file of the folder ``static`` of a package as text."""
-    return (importlib.resources.files(package) / "static" / name).read_text(encoding="utf-8")
+def _static_text(name: str) -> str:
+    return (importlib.resources.files("tensortap.viz") / "static" / name).read_text("utf-8")
 
 
 def script_json(content: Any) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from tensortap.alerts.alert import verdict_of
 from tensortap.arguments import check_path, checked
-from tensortap.errors import MissingExtra
 from tensortap.files import CorruptFile, read_small
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind
@@ -18,10 +17,18 @@ from tensortap.table.rank_alerts import run_alerts
 from tensortap.table.rule_health import health_of
 from tensortap.table.table import table_of
 from tensortap.viz.figures import exponents_figure, heatmap_figure, lines_figure, training_figure
-from tensortap.viz.figures.encoding import Figure, share
-from tensortap.viz.figures.theme import dark_colors
+from tensortap.viz.figures.encoding import share
 from tensortap.viz.health import by_layer, health_html, layer_lines, layers_html, summary_of
-from tensortap.viz.html_file import escape, html_file, html_table, static_text, write_html_file
+from tensortap.viz.html_file import (
+    HtmlReport,
+    count_cards,
+    details,
+    escape,
+    header,
+    html_table,
+    section,
+    write_html_file,
+)
 from tensortap.viz.notable import FORMATS, largest_losses, last_finite_step, notable_layers
 from tensortap.viz.why import why_html
 
@@ -54,21 +61,15 @@ def report(source: Any, path: str | Path) -> Path:
 
 def report_html(source: Any) -> str:
     """Return the report as text."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise MissingExtra("a report needs plotly: pip install 'tensortap[view]'") from None
     made = RunReport(source)
-    body = "\n".join(made.parts())
-    data = {"figures": made.figures, "colors": dark_colors()}
-    scripts = [get_plotlyjs(), static_text("tensortap.viz", "report.js")]
-    return html_file(made.title, body, data, scripts=scripts)
+    return made.page(made.title, "\n".join(made.parts()))
 
 
-class RunReport:
-    """The sections of a report as HTML; `figures` maps element ids to the figures they show."""
+class RunReport(HtmlReport):
+    """The sections of a report as HTML."""
 
     def __init__(self, source: Any) -> None:
+        super().__init__()
         source = RunReader(source) if isinstance(source, (str, Path)) else source
         self.table = table_of(source)
         reader = getattr(source, "reader", source)
@@ -80,13 +81,12 @@ class RunReport:
         self.dropped = [] if self.run is None else self.run.missing()
         not_layers = (Kind.VALUE.value, Kind.LOCAL.value)
         self.kinds = [kind for kind in self.table.tensor_kinds() if kind not in not_layers]
-        self.figures: dict[str, Figure] = {}
 
     def parts(self) -> Iterator[str]:
         """Yield the HTML of the page, from top to bottom."""
         yield self._header()
         yield "<main>"
-        yield _section("Health", health_html(self.health), f"{summary_of(self.health)}.")
+        yield section("Health", health_html(self.health), f"{summary_of(self.health)}.")
         if self.alerts:
             yield self._first_alert(self.alerts[0])
             yield self._why()
@@ -119,23 +119,12 @@ class RunReport:
         ]
         if self.dropped:
             counts.append(("dropped records", len(self.dropped), "warn"))
-        cards = "".join(
-            f'<div class="{css}"><dt>{name}</dt><dd>{count:,}</dd></div>'
-            for name, count, css in counts
-        )
-        lines = "".join(
-            f'<span class="dim">{key}</span><span class="mono">{escape(text)}</span>'
-            for key, text in self._origin()
-        )
         css, verdict = "agree", "No alerts"
         if not len(table):
             css, verdict = "", "Empty run"
         elif self.alerts or bad:
             css, verdict = "differ", _plural(len(self.alerts), "alert") or "NaN or Inf"
-        return (
-            f'<header><div id="verdict" class="{css}">{verdict}</div>'
-            f'<div id="sides">{lines}</div><dl id="counts">{cards}</dl></header>'
-        )
+        return header(verdict, css, self._origin(), count_cards(counts))
 
     def _origin(self) -> Iterator[tuple[str, str]]:
         """Yield what the report is about: labels and texts."""
@@ -156,16 +145,6 @@ class RunReport:
 
     # -- figures -------------------------------------------------------------------------
 
-    def _figure(self, figure: Figure, label: str) -> str:
-        """Register a figure; return the element in which the page draws it."""
-        key = f"figure{len(self.figures)}"
-        self.figures[key] = figure
-        height = int(figure["layout"].get("height", 300))
-        return (
-            f'<div class="figure" id="{key}" role="img" aria-label="{escape(label)}" '
-            f'style="height:{height}px"></div>'
-        )
-
     def _first_alert(self, alert: Alert) -> str:
         rank = f" · rank {alert.rank}" if len(self.table.ranks()) > 1 else ""
         origin = f'<div class="why">from {escape(alert.origin)}</div>' if alert.origin else ""
@@ -177,17 +156,17 @@ class RunReport:
 
     def _why(self) -> str:
         verdict = verdict_of(self.alerts)
-        return "" if verdict is None else _section("Why", why_html(verdict, self._figure))
+        return "" if verdict is None else section("Why", why_html(verdict, self.figure))
 
     def _training(self) -> str:
         figure = training_figure(self.table, height=220, step=self.first_alert)
         note = "" if self.first_alert is None else "The dotted line marks the first alert."
-        return _section("Training", self._figure(figure, "training statistics"), note)
+        return section("Training", self.figure(figure, "training statistics"), note)
 
     def _overview(self) -> str:
         if not self.kinds:
             state = "has no statistics" if len(self.table) else "is empty"
-            return _section("Overview", f"<p>This run {state}. tap.track() records statistics.</p>")
+            return section("Overview", f"<p>This run {state}. tap.track() records statistics.</p>")
         metric = "rm2" if self.table.has("rm2") else self.table.statistics()[0]
         tabs = {}
         for kind in self.kinds:
@@ -195,12 +174,12 @@ class RunReport:
                 self.table, kind=kind, metric=metric, alerts=self.alerts, rows=_ROWS,
                 columns=_COLUMNS,
             )  # fmt: skip
-            tabs[kind] = self._figure(figure, f"{metric} of {kind} by layer and step")
+            tabs[kind] = self.figure(figure, f"{metric} of {kind} by layer and step")
         note = (
             f"{metric} of every layer at every step. NaN and Inf have their own colors. "
             "Triangles mark alerts."
         )
-        return _section("Overview", _tabs(tabs), note)
+        return section("Overview", _tabs(tabs), note)
 
     def _notable(self) -> str:
         tabs = {}
@@ -212,16 +191,16 @@ class RunReport:
                 self.table, names=names, kind=kind, metrics=metrics, step=self.first_alert,
                 panels="metric",
             )  # fmt: skip
-            tabs[kind] = self._figure(lines, f"statistics of {kind} over steps")
+            tabs[kind] = self.figure(lines, f"statistics of {kind} over steps")
             step = last_finite_step(self.table, kind, names, self.first_alert)
             if step is not None:
                 bars = exponents_figure(
                     self.table, name=names, kind=kind, step=step, dtype_annotation=FORMATS[0]
                 )
                 title = f"Exponents at step {step:,}, and losses in {FORMATS[0]}"
-                tabs[kind] += f"<h3>{title}</h3>" + self._figure(bars, title)
+                tabs[kind] += f"<h3>{title}</h3>" + self.figure(bars, title)
         note = "Layers with alerts come first, then the layers that changed most."
-        return _section("Most notable layers", _tabs(tabs), note)
+        return section("Most notable layers", _tabs(tabs), note)
 
     def _layers(self) -> str:
         names = by_layer(self.table.layers(Kind.HEALTH.value))
@@ -232,7 +211,7 @@ class RunReport:
         if len(names) > _MAX_QUANTITIES:
             title += f", of which the first {_MAX_QUANTITIES:,} are here; the page has all"
         note = "What analyses recorded over the steps, and the last number."
-        return _section("Health of layers", _details(title, shown), note)
+        return section("Health of layers", details(title, shown), note)
 
     # -- tables --------------------------------------------------------------------------
 
@@ -252,7 +231,7 @@ class RunReport:
             "Shares of the nonzero finite values that underflow (↓) or overflow (↑), at the last "
             "step at which the tensor was finite."
         )
-        return _section(
+        return section(
             "Losses in low precision", html_table(rows, heads, numbers=range(2, 8)), note
         )
 
@@ -264,7 +243,7 @@ class RunReport:
         heads = ["step", "rank", "name", "kind", "rule", "message"]
         note = f"The first {_MAX_ALERTS} of {len(self.alerts):,}."
         table = f'<div class="tall">{html_table(rows, heads, numbers=(0, 1))}</div>'
-        return _section("Alerts", table, note if len(self.alerts) > _MAX_ALERTS else "")
+        return section("Alerts", table, note if len(self.alerts) > _MAX_ALERTS else "")
 
     def _dropped(self, run: RunReader) -> str:
         content = "".join(
@@ -277,15 +256,13 @@ class RunReport:
             listed = f" The first {_MAX_DROPPED} are listed." if more else ""
             content += f"<p>{_plural(len(self.dropped), 'record')} dropped over budget.{listed}</p>"
             content += html_table(rows, ["name", "step", "rank"], numbers=(1, 2))
-        return _section("Dropped records", content) if content else ""
+        return section("Dropped records", content) if content else ""
 
     def _provenance(self, run: RunReader) -> str:
         runtime, packages = self._json("runtime_info.json"), self._json("packages.json")
         git = self._json("git_info.json")
         if not (runtime or packages or git):
-            return _section(
-                "Provenance", "<p>This run has no provenance. tap.init() writes it.</p>"
-            )
+            return section("Provenance", "<p>This run has no provenance. tap.init() writes it.</p>")
         project = _value_at(git, "project_git_info")
         host = _value_at(runtime, "host")
         if isinstance(host, dict):
@@ -308,9 +285,9 @@ class RunReport:
         versions = packages.get("all_packages")
         if isinstance(versions, dict) and versions:
             table = html_table(versions.items(), ["package", "version"])
-            content += _details(_plural(len(versions), "package"), table)
+            content += details(_plural(len(versions), "package"), table)
         content += f"<h3>Run it again</h3><pre>tensortap reproduce {escape(run.where)}</pre>"
-        return _section("Provenance", content)
+        return section("Provenance", content)
 
 
 def _changes(run: RunReader, replaced: Any) -> Iterator[str]:
@@ -322,21 +299,12 @@ def _changes(run: RunReader, replaced: Any) -> Iterator[str]:
             continue
         files = sum(line.startswith("diff --git") for line in patch.splitlines())
         text = f'<pre class="patch">{escape(patch, _MAX_PATCH)}</pre>'
-        yield _details(f"{path.name}: {_plural(files, 'changed file')}", text)
+        yield details(f"{path.name}: {_plural(files, 'changed file')}", text)
     if isinstance(replaced, dict) and replaced:
         rows = [
             [name, json.dumps(how)[:300]] for name, how in list(replaced.items())[:_MAX_CHANGES]
         ]
-        yield _details("Functions replaced at run time", html_table(rows))
-
-
-def _section(title: str, content: str, note: str = "") -> str:
-    note = f'<p class="dim">{escape(note)}</p>' if note else ""
-    return f"<section><h2>{title}</h2>{note}{content}</section>"
-
-
-def _details(summary: str, content: str) -> str:
-    return f"<details><summary>{escape(summary)}</summary>{content}</details>"
+        yield details("Functions replaced at run time", html_table(rows))
 
 
 def _tabs(tabs: dict[str, str]) -> str:

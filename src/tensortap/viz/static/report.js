@@ -1,5 +1,5 @@
 "use strict";
-// Draws the figures of a run report, each when it comes into view, in the reader's color scheme.
+// Draws the figures of a report, each when it comes into view, in the reader's color scheme.
 (() => {
   const { figures, colors } = JSON.parse(document.getElementById("data").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -21,10 +21,21 @@
   function draw(element) {
     const figure = figures[element.id];
     const { data, layout } = dark.matches ? darkened(figure, "") : structuredClone(figure);
+    const isNew = !drawn.has(element);
     drawn.add(element);
-    return Plotly.react(element, data, layout, {
+    const done = Plotly.react(element, data, layout, {
       responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"],
     });
+    if (isNew) element.on("plotly_click", ({ points: [point] }) => open(element, point));
+    return done;
+  }
+
+  /** Unfolds the details of a cell of a heatmap, if there are any. */
+  function open(element, { pointNumber }) {
+    const found = document.querySelector(`details[data-at="${element.id}:${pointNumber}"]`);
+    if (!found) return;
+    found.open = true;
+    found.scrollIntoView({ block: "center" });
   }
 
   const elements = [...document.querySelectorAll(".figure")];

@@ -18,7 +18,6 @@ from tensortap.web.catalog_entries import RunEntry
 from tensortap.web.jobs import Job, Progress
 from tensortap.web.responses import PageRequest
 
-_MAX_PICTURES = 40
 _DARK_QUERY = "(prefers-color-scheme: dark)"
 _COLOR_SCHEME = '<meta name="color-scheme" content="{}">'
 
@@ -44,7 +43,7 @@ def start(request: PageRequest) -> dict[str, Any]:
     def work(progress: Progress) -> tuple[CompareReport, str]:
         report = compare(*sources, progress=progress, **options)
         progress(0, 0)
-        return report, render(report, pictures=_MAX_PICTURES, progress=progress)
+        return report, render(report, progress=progress)
 
     versions = [(entry.id, entry.version) for entry in entries]
     key = versions, request.text("names"), options["atol"], options["rtol"], options["steps"]
@@ -89,16 +88,17 @@ def cancel(request: PageRequest) -> dict[str, Any]:
 
 
 def report_page(request: PageRequest) -> Response:
-    """Return the report as a page of its own, which may run only the script inside it."""
+    """Return the report as a page of its own, which may run only the scripts inside it."""
     job = _job(request)
     if job.state["state"] != "done":
         raise TensortapError("the comparison is not done yet")
     page = _with_theme(job.result[1], request.theme)
-    script = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)[-1]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    digests = (base64.b64encode(hashlib.sha256(each.encode()).digest()) for each in scripts)
+    allowed = " ".join(f"'sha256-{digest.decode()}'" for digest in digests)
     policy = (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
-        "frame-ancestors 'self'; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; frame-ancestors 'self'; base-uri 'none'; form-action 'none'"
     )
     headers = {"content-security-policy": policy}
     return Response(page, media_type="text/html; charset=utf-8", headers=headers)
