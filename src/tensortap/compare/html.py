@@ -252,7 +252,7 @@ def timeline_of(report: CompareReport) -> Timeline:
         *(ONLY_A if each.side == "a" else ONLY_B for each in report.missing),
         *(EXPECTED if each.expected else DIFFERS for each in report.differences),
     ]
-    keys = [each.key for each in (*report.missing, *report.differences)]
+    keys = [each.key for each in report.missing] + [each.key for each in report.differences]
     places = [*worst, *((key.name, key.kind, key.step) for key in keys)]
     numbers: dict[tuple[str, str], int] = {}
     row = np.array([numbers.setdefault(place[:2], len(numbers)) for place in places], np.int64)
