@@ -9,6 +9,7 @@
     ├── SchemaError       a frame is not a LogFrame
     ├── StopTraining      an alert stopped the training
     ├── MissingExtra      an optional library is not installed
+    ├── MissingRoom       no installed room has this capability
     └── in the module that raises them: CorruptFile, NotARun, UntrustedFile (runs), Mismatch
         (hdf5), KeyFileError (wire), NoSource (sources.tracing), FilmError (films), JobCancelled
         (web)
@@ -58,3 +59,7 @@ class StopTraining(TensortapError):
 
 class MissingExtra(TensortapError, ImportError):
     """An optional library is not installed; the message names the extra to install."""
+
+
+class MissingRoom(TensortapError, LookupError):
+    """No installed room has this capability; the message names what is missing."""

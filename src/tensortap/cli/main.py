@@ -10,28 +10,10 @@ from typing import Any
 import typer
 
 from tensortap._version import __version__
-from tensortap.cli import (
-    bisect,
-    check,
-    compare,
-    demo,
-    doctor,
-    export,
-    film,
-    ls,
-    ranks,
-    replay,
-    report,
-    reproduce,
-    run,
-    serve,
-    show,
-    top,
-    view,
-    why,
-)
+from tensortap.cli import demo, doctor, export, ls, serve, show, top, view
 from tensortap.errors import TensortapError
 from tensortap.files import plain
+from tensortap.core.rooms import load, rooms
 
 _UsageError: Any = typer.BadParameter.__mro__[1]  # typer does not export it
 
@@ -43,14 +25,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (
-    serve.serve, top.top, view.view, doctor.doctor, ls.ls, ranks.ranks, show.show, check.check,
-    compare.compare, bisect.bisect, export.export, film.film, report.report,
-    reproduce.reproduce, replay.replay, why.why, demo.demo,
-):  # fmt: skip
-    app.command()(command)
-# what follows the program belongs to it
-app.command(context_settings={"allow_interspersed_args": False})(run.run)
+_COMMANDS = {
+    "demo": demo.demo, "doctor": doctor.doctor, "export": export.export, "ls": ls.ls,
+    "serve": serve.serve, "show": show.show, "top": top.top, "view": view.view,
+}  # fmt: skip
+
+
+def _add_commands() -> None:
+    """Add our commands and those of the rooms, sorted by name."""
+    found = dict(_COMMANDS)
+    for room in rooms().values():
+        found |= {name: load(address) for name, address in room.commands.items()}
+    for name, command in sorted(found.items()):
+        app.command(name, context_settings=getattr(command, "context_settings", None))(command)
+
+
+_add_commands()
 
 
 def _version(wanted: bool) -> None:

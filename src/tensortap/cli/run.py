@@ -46,3 +46,7 @@ def run(
     else:
         message(f"{path}: no model was trained with a torch optimizer that tensortap could find")
     raise typer.Exit(code)
+
+
+# what follows the program belongs to it
+run.context_settings = {"allow_interspersed_args": False}  # type: ignore[attr-defined]

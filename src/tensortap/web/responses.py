@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import collections
+import functools
 import logging
 import secrets
 import threading
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from tensortap.errors import NotFound, TensortapError
 from tensortap.patterns import TypedPattern
@@ -181,6 +183,24 @@ def _error(message: str, status: int) -> Response:
 
 def _json_response(value: Any, status: int = 200) -> Response:
     return Response(encode_json(value), status, media_type="application/json")
+
+
+class PageRoute(NamedTuple):
+    """A request of the page: its name below ``/api/``, and the function that answers it.
+
+    `handler` returns what becomes JSON, or with `raw` a response of its own.
+    """
+
+    name: str
+    handler: Callable[[PageRequest], Any]
+    cached: bool = True
+    method: str = "GET"
+    raw: bool = False
+
+    def route(self) -> Route:
+        """Return the route of the application."""
+        answer = endpoint if self.raw else functools.partial(json_endpoint, cached=self.cached)
+        return Route(f"/api/{self.name}", answer(self.handler), methods=[self.method])
 
 
 def encode_json(value: Any) -> bytes:

@@ -25,14 +25,15 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from tensortap.errors import MissingExtra, TensortapError
+from tensortap.core.rooms import Room, Tab, folder_of, load, rooms
 from tensortap.web.access_control import AccessControl, AccessMiddleware
 from tensortap.web.catalog import Catalog
 from tensortap.web.catalog_entries import RunEntry
 from tensortap.web.http_timeout import TimedProtocol
 from tensortap.web.jobs import Jobs
 from tensortap.web.push import Push
-from tensortap.web.responses import ResponseCache, endpoint, json_endpoint
-from tensortap.web.routes import compare, figures, health, operations, run, tensors
+from tensortap.web.responses import PageRequest, PageRoute, ResponseCache
+from tensortap.web.routes import run
 
 log = logging.getLogger("tensortap")
 
@@ -48,26 +49,14 @@ _REDIRECT = (
     '<!doctype html><meta charset=utf-8><meta http-equiv=refresh content="0;url={url}">'
     '<title>tensortap</title><a href="{url}">Open the page</a>'
 )
-_CACHED = {
-    "run": run.run,
-    "tensor_steps": run.tensor_steps,
-    "alerts": run.alerts,
-    "health": health.health,
-    "why": operations.why,
-    "operations": operations.operations,
-    "provenance": run.provenance,
-    "sparklines": figures.sparklines,
-    "training": figures.training,
-    "overview": figures.overview,
-    "lines": figures.lines,
-    "exponents": figures.exponents,
-    "ranks": figures.ranks,
-    "tensor": tensors.tensor,
-}
-_UNCACHED = {"catalog": run.catalog, "receipt": run.receipt, "compare": compare.status}
-_POSTED = {"compare/start": compare.start, "compare/cancel": compare.cancel}
-_NOT_JSON = {"tensor.npy": tensors.download, "compare/report": compare.report_page}
-_STATIC = Path(str(importlib.resources.files("tensortap.web") / "static"))
+_ROUTES = (
+    PageRoute("catalog", run.catalog, cached=False),
+    PageRoute("run", run.run),
+    PageRoute("tensor_steps", run.tensor_steps),
+    PageRoute("alerts", run.alerts),
+    PageRoute("receipt", run.receipt, cached=False),
+)
+_TABS = (Tab("tabs/alerts.js", 70), Tab("tabs/receipt.js", 110))
 
 
 class PageContext:
@@ -107,25 +96,37 @@ def application(catalog: Catalog, access: AccessControl) -> Any:
             Route("/", _index),
             Route("/enter.js", _static),
             Route("/static/{path:path}", _static),
+            Route("/rooms/{room}/{path:path}", _static),
             Route("/plotly.js", _plotly),
             WebSocketRoute("/push", push),
-            *(Route(f"/api/{name}", json_endpoint(get)) for name, get in _CACHED.items()),
-            *(Route(f"/api/{n}", json_endpoint(f, cached=False)) for n, f in _UNCACHED.items()),
-            *(Route(f"/api/{name}", endpoint(get)) for name, get in _NOT_JSON.items()),
-            *(
-                Route(f"/api/{name}", json_endpoint(post, cached=False), methods=["POST"])
-                for name, post in _POSTED.items()
-            ),
+            *(each.route() for each in (*_ROUTES, PageRoute("tabs", _tabs, cached=False))),
+            *(each.route() for room in rooms().values() for each in _routes_of(room)),
         ]
     )
     app.state.context = context
     return AccessMiddleware(app, access)
 
 
+def _routes_of(room: Room) -> Iterable[PageRoute]:
+    try:
+        return load(room.routes) if room.routes is not None else ()
+    except ImportError as error:  # a library that this room needs is not installed
+        log.warning("tensortap: the page has no %s: %s", room.name, error)
+        return ()
+
+
+def _tabs(request: PageRequest) -> list[str]:
+    """Return the addresses of the modules of all tabs, in their order."""
+    found = [(tab.order, f"/static/{tab.file}") for tab in _TABS]
+    for room in rooms().values():
+        found += [(tab.order, f"/rooms/{room.name}/{tab.file}") for tab in room.tabs]
+    return [address for _, address in sorted(found)]
+
+
 def _index(request: Request) -> Response:
     request.app.state.context.read_only_run()
     stat = plotly_script().stat()
-    page = (_STATIC / "index.html").read_text(encoding="utf-8")
+    page = (_static_folder(None) / "index.html").read_text(encoding="utf-8")
     # the address changes when plotly is upgraded, so that browsers may cache it forever
     address = f"/plotly.js?v={stat.st_size:x}-{int(stat.st_mtime):x}"
     page = page.replace("/plotly.js", address, 1)
@@ -133,13 +134,19 @@ def _index(request: Request) -> Response:
 
 
 def _static(request: Request) -> Response:
-    path = (_STATIC / request.path_params.get("path", "enter.js")).resolve()
+    folder = _static_folder(request.path_params.get("room"))
+    path = (folder / request.path_params.get("path", "enter.js")).resolve()
     media = _MEDIA_TYPES.get(path.suffix)
-    if media is None or not path.is_relative_to(_STATIC.resolve()) or not path.is_file():
+    if media is None or not path.is_relative_to(folder) or not path.is_file():
         return PlainTextResponse("There is no such file.", 404)
     # browsers ask again each time, so that an upgrade takes effect
     headers = {"cache-control": "no-cache"}
     return FileResponse(path, media_type=f"{media}; charset=utf-8", headers=headers)
+
+
+def _static_folder(room: str | None) -> Path:
+    package = "tensortap.web" if room not in rooms() else folder_of(str(room))
+    return Path(str(importlib.resources.files(package) / "static")).resolve()
 
 
 def _plotly(request: Request) -> Response:

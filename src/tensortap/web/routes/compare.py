@@ -16,7 +16,7 @@ from tensortap.errors import TensortapError
 from tensortap.select import parse_steps
 from tensortap.web.catalog_entries import RunEntry
 from tensortap.web.jobs import Job, Progress
-from tensortap.web.responses import PageRequest
+from tensortap.web.responses import PageRequest, PageRoute
 
 _DARK_QUERY = "(prefers-color-scheme: dark)"
 _COLOR_SCHEME = '<meta name="color-scheme" content="{}">'
@@ -112,3 +112,11 @@ def _with_theme(page: str, theme: str) -> str:
     media = "all" if theme == "dark" else "not all"
     head = head.replace(_COLOR_SCHEME.format("light dark"), _COLOR_SCHEME.format(theme))
     return head.replace(_DARK_QUERY, media) + data + rest.replace(_DARK_QUERY, media)
+
+
+ROUTES = (
+    PageRoute("compare", status, cached=False),
+    PageRoute("compare/start", start, cached=False, method="POST"),
+    PageRoute("compare/cancel", cancel, cached=False, method="POST"),
+    PageRoute("compare/report", report_page, raw=True),
+)

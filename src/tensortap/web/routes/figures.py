@@ -8,25 +8,24 @@ import numpy as np
 
 from tensortap.errors import NotFound, TensortapError
 from tensortap.record import Kind
-from tensortap.table.mesh import mesh_layout
 from tensortap.table.selection import choose_rank
 from tensortap.viz.figures import (
     exponents_figure,
     heatmap_figure,
     lines_figure,
-    ranks_figure,
     sparkline,
     training_figure,
 )
 from tensortap.viz.figures.theme import message_figure
-from tensortap.web.responses import PageRequest
+from tensortap.web.responses import PageRequest, PageRoute
+from tensortap.web.routes import tensors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tensortap.table.table import Table
 
-_DEFAULT_STATISTIC = "rm2"
+DEFAULT_STATISTIC = "rm2"
 _MAX_SPARKLINES = 200
 _MAX_LINES = 64
 
@@ -41,11 +40,11 @@ def training(request: PageRequest) -> dict[str, Any]:
 
 def sparklines(request: PageRequest) -> dict[str, Any]:
     """Return the SVG paths of small lines, and which names had NaN or Inf."""
-    (table, rank), kind = table_and_rank(request), _kind(request)
-    metric = request.text("metric", _DEFAULT_STATISTIC)
+    (table, rank), kind = table_and_rank(request), kind_of(request)
+    metric = request.text("metric", DEFAULT_STATISTIC)
     lines = {}
     with table.lock:
-        column = table.column(metric if table.has(metric) else _DEFAULT_STATISTIC)
+        column = table.column(metric if table.has(metric) else DEFAULT_STATISTIC)
         for name in request.texts("name")[:_MAX_SPARKLINES]:
             rows = table.series(kind, name, rank)
             values = column[rows]
@@ -60,13 +59,13 @@ def sparklines(request: PageRequest) -> dict[str, Any]:
 
 def overview(request: PageRequest) -> dict[str, Any]:
     """Return the heatmap of layers by steps."""
-    (table, rank), kind = table_and_rank(request), _kind(request)
+    (table, rank), kind = table_and_rank(request), kind_of(request)
     names = table.layers(kind)
     if not names:
         message = f"no {kind} in this run" if len(table) else "nothing has been captured yet"
         return message_figure(message, theme=request.theme)
     return heatmap_figure(
-        table, kind=kind, metric=request.text("metric", _DEFAULT_STATISTIC),
+        table, kind=kind, metric=request.text("metric", DEFAULT_STATISTIC),
         names=searched(request, names), rank=rank, theme=request.theme,
     )  # fmt: skip
 
@@ -85,8 +84,8 @@ def lines(request: PageRequest) -> dict[str, Any]:
     table, rank = table_and_rank(request)
     statistics = [name for name in request.texts("stat") if table.has(name)]
     return lines_figure(
-        table, names=request.texts("name")[:_MAX_LINES], kind=_kind(request),
-        metrics=statistics or [_DEFAULT_STATISTIC], rank=rank,
+        table, names=request.texts("name")[:_MAX_LINES], kind=kind_of(request),
+        metrics=statistics or [DEFAULT_STATISTIC], rank=rank,
         log={"log": True, "linear": False}.get(request.text("scale")),
         panels={"name": "name", "stat": "metric"}.get(request.text("by")),
         width_px=request.integer("width") or 900, theme=request.theme,
@@ -95,7 +94,7 @@ def lines(request: PageRequest) -> dict[str, Any]:
 
 def exponents(request: PageRequest) -> dict[str, Any]:
     """Return the figure of values by powers of two."""
-    (table, rank), kind, names = table_and_rank(request), _kind(request), request.texts("name")
+    (table, rank), kind, names = table_and_rank(request), kind_of(request), request.texts("name")
     if not names:
         raise NotFound("choose a name on the left")
     over = request.text("over") or None
@@ -105,24 +104,6 @@ def exponents(request: PageRequest) -> dict[str, Any]:
         rank=rank, dtype_annotation=request.text("dtype") or None, over=over,
         log=request.text("scale") == "log", theme=request.theme,
     )  # fmt: skip
-    return {**figure, "step": step}
-
-
-def ranks(request: PageRequest) -> dict[str, Any]:
-    """Return the heatmap of ranks by steps, or by layers, with its rows as a tree."""
-    table, kind = request.entry.table(), _kind(request)
-    with table.lock:
-        name = next(iter(request.texts("name")), "")
-        step, opened = None, request.text("open")
-        if request.text("across") == "layers":
-            steps = table.steps(kind)
-            step = at_or_before(steps, request.integer("step")) if len(steps) else 0
-        figure = ranks_figure(
-            table, mesh_layout(table), kind=kind, metric=request.text("metric", _DEFAULT_STATISTIC),
-            name=name, step=step, names=searched(request, table.layers(kind)),
-            opened=opened.split(",") if opened else None,
-            minus_median=bool(request.text("median")), theme=request.theme,
-        )  # fmt: skip
     return {**figure, "step": step}
 
 
@@ -145,5 +126,17 @@ def at_or_before(steps: NDArray[np.int64], wanted: int | None) -> int:
     return int(steps[max(0, int(np.searchsorted(steps, wanted, side="right")) - 1)])
 
 
-def _kind(request: PageRequest) -> str:
+def kind_of(request: PageRequest) -> str:
+    """Return the kind that the page shows."""
     return (request.kind or Kind.ACTIVATION).value
+
+
+ROUTES = (
+    PageRoute("training", training),
+    PageRoute("sparklines", sparklines),
+    PageRoute("overview", overview),
+    PageRoute("lines", lines),
+    PageRoute("exponents", exponents),
+    PageRoute("tensor", tensors.tensor),
+    PageRoute("tensor.npy", tensors.download, raw=True),
+)

@@ -7,7 +7,7 @@ from typing import Any
 from tensortap.record import Kind
 from tensortap.table.rule_health import health_of
 from tensortap.viz.health import by_layer, layer_lines
-from tensortap.web.responses import PageRequest
+from tensortap.web.responses import PageRequest, PageRoute
 from tensortap.web.routes.figures import searched, table_and_rank
 
 _MAX_LINES = 600
@@ -32,3 +32,6 @@ def health(request: PageRequest) -> dict[str, Any]:
         "found": len(found),
         "total": len(names),
     }
+
+
+ROUTES = (PageRoute("health", health),)

@@ -14,7 +14,7 @@ from tensortap.record import Kind, Record
 from tensortap.runs.rows import HEAD_COLUMNS, records_of
 from tensortap.text.records import record_line
 from tensortap.viz.figures import operand_figure
-from tensortap.web.responses import PageRequest
+from tensortap.web.responses import PageRequest, PageRoute
 from tensortap.web.routes.figures import at_or_before
 
 _MAX_MODULES = 5000
@@ -102,3 +102,6 @@ def _operation(record: Record) -> dict[str, Any]:
         "bad": stats is not None and stats.finite != stats.count,
         **{key: tags.get(key, "")[:4000] for key in keys},
     }  # fmt: skip
+
+
+ROUTES = (PageRoute("why", why), PageRoute("operations", operations))

@@ -9,24 +9,11 @@ import {
   moveSteps, startTop, toggleFollow, togglePlay,
 } from "./top.js";
 import { addSparklines, drawNames, drawRuns, refreshSparklines, startTree } from "./tree.js";
-import { alerts } from "./tabs/alerts.js";
-import { compare } from "./tabs/compare.js";
-import { exponents } from "./tabs/exponents.js";
-import { health } from "./tabs/health.js";
-import { lines } from "./tabs/lines.js";
-import { operations } from "./tabs/operations.js";
-import { overview } from "./tabs/overview.js";
-import { provenance } from "./tabs/provenance.js";
-import { ranks } from "./tabs/ranks.js";
-import { receipt } from "./tabs/receipt.js";
-import { tensors } from "./tabs/tensors.js";
 
-// A tab has an id, a title, and `mount(panel)`. `show(state)` draws. `prepare(state)` requests what
-// takes long the first time. `receive(news)` gets the server's news.
-const TABS = [
-  overview, lines, exponents, tensors, ranks, compare, alerts, health, operations, provenance,
-  receipt,
-];
+// A tab is what a module exports as `tab`: an id, a title, and `mount(panel)`. `show(state)` draws.
+// `prepare(state)` requests what takes long the first time, `first` lets it do so before others.
+// `receive(news)` gets the server's news. `alone` says that it has something to show without a run.
+let TABS = [];
 const LARGE = 1_000_000; // records: figures that nobody asked for would delay the next one
 let push = null;
 const connection = () => document.body.dataset.push; // "open" or "closed"; undefined at the start
@@ -63,7 +50,7 @@ function drawControls() {
 
 async function drawTab() {
   const tab = currentTab();
-  if (!model.run && tab !== compare) return drawNothing();
+  if (!model.run && !tab.alone) return drawNothing();
   $("nothing").hidden = true;
   try {
     await tab.show(get());
@@ -86,10 +73,11 @@ function drawMessage(message) {
   for (const tab of TABS) panelOf(tab).hidden = true;
 }
 
-/** Requests what the other tabs will need, one after the other; of a large run only alerts. */
+/** Requests what the other tabs will need, one after the other; of a large run only the first. */
 async function prepareTabs() {
   const run = model.run;
-  for (const tab of [alerts, ...(run?.records > LARGE ? [] : TABS)]) {
+  const [first, others] = [TABS.filter((tab) => tab.first), TABS.filter((tab) => !tab.first)];
+  for (const tab of [...first, ...(run?.records > LARGE ? [] : others)]) {
     if (!run || model.run?.id !== run.id) return;
     // a tab reports its errors when it is shown
     if (tab !== currentTab()) await tab.prepare?.(get()).catch(() => undefined);
@@ -252,6 +240,8 @@ async function start() {
   applyTheme();
   const isCurrent = (id) => model.run?.id === id && connection() === "open";
   setVersionSource((id) => (isCurrent(id) ? model.run.version : null));
+  const modules = await request("tabs");
+  TABS = (await Promise.all(modules.map((address) => import(address)))).map(({ tab }) => tab);
   for (const tab of TABS) {
     const [id, panelId] = [`tab-${tab.id}`, `panel-${tab.id}`];
     const open = () => set({ tab: tab.id }, true);
@@ -270,7 +260,7 @@ async function start() {
   $("help").addEventListener("click", () => $("keyboard").showModal());
   $("home").addEventListener("click", (event) => {
     event.preventDefault();
-    set({ tab: "overview" }, true);
+    set({ tab: TABS[0].id }, true);
   });
   await loadCatalog().catch((error) => (model.error = error.message));
   await update(["*run"]);

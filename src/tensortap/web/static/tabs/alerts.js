@@ -1,11 +1,11 @@
 // Alerts: what was wrong, where, and since when. A click opens the tensor at that step, "Why" the
 // operation behind it.
-import { request } from "../api.js";
+import { request } from "/static/api.js";
 import {
   $, button, card, count, dim, empty, fill, h, kindText, labelled, plural, select, setOptions, table, tools,
-} from "../dom.js";
-import { model } from "../model.js";
-import { set } from "../state.js";
+} from "/static/dom.js";
+import { model } from "/static/model.js";
+import { set } from "/static/state.js";
 import { drawVerdict, verdictCard } from "./why.js";
 
 const rule = select("Rule", (value) => set({ rule: value }));
@@ -21,9 +21,10 @@ function showBadge(total) {
   if (total) $("tab-alerts").append(h("span", { class: "badge" }, count(total)));
 }
 
-export const alerts = {
+export const tab = {
   id: "alerts",
   title: "Alerts",
+  first: true,
   mount: (panel) => panel.append(bar, verdictCard, body),
 
   async show(state) {
@@ -51,7 +52,7 @@ export const alerts = {
   async receive(news) {
     if (countedRun !== model.run?.id) showBadge(0); // until they have been counted
     countedRun = model.run?.id;
-    if (news.run && model.run) await alerts.prepare();
+    if (news.run && model.run) await tab.prepare();
   },
 };
 

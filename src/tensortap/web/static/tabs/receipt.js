@@ -1,11 +1,11 @@
 // Receipt: what capturing cost, what was dropped, how fast records came.
-import { request } from "../api.js";
-import { bytes, card, count, dim, emptyCard, fill, h, seconds, table } from "../dom.js";
-import { model } from "../model.js";
+import { request } from "/static/api.js";
+import { bytes, card, count, dim, emptyCard, fill, h, seconds, table } from "/static/dom.js";
+import { model } from "/static/model.js";
 
 const body = h("div", { class: "stack" });
 
-export const receipt = {
+export const tab = {
   id: "receipt",
   title: "Receipt",
   mount: (panel) => panel.append(body),

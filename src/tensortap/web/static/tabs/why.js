@@ -1,9 +1,9 @@
 // Why: the operation behind an alert, its lines, its operands, and the operations before it.
-import { request } from "../api.js";
-import { button, card, dim, fill, h, plural, table } from "../dom.js";
-import { draw } from "../figure.js";
-import { model, selection } from "../model.js";
-import { set } from "../state.js";
+import { request } from "/static/api.js";
+import { button, card, dim, fill, h, plural, table } from "/static/dom.js";
+import { draw } from "/static/figure.js";
+import { model, selection } from "/static/model.js";
+import { set } from "/static/state.js";
 
 export const verdictCard = card();
 verdictCard.classList.add("verdict");

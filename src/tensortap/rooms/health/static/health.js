@@ -1,18 +1,18 @@
 // Health: one row per rule with a light, where and since when, and what to do; below, what analyses
 // have recorded of each layer as small lines.
-import { request } from "../api.js";
+import { request } from "/static/api.js";
 import {
   button, card, count, dim, empty, fill, h, kindText, plural, svgLine, table,
-} from "../dom.js";
-import { model, selection } from "../model.js";
-import { set } from "../state.js";
+} from "/static/dom.js";
+import { model, selection } from "/static/model.js";
+import { set } from "/static/state.js";
 
 const STATES = { problem: "problem", hint: "hint", fine: "fine", unknown: "not active" };
 const WIDTH = 96, HEIGHT = 24; // of small lines, as in viz/health.py
 const summary = h("dl", { class: "figures" });
 const rules = card(), layers = card();
 
-export const health = {
+export const tab = {
   id: "health",
   title: "Health",
   mount: (panel) => panel.append(summary, rules, layers),

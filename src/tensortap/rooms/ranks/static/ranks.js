@@ -1,13 +1,13 @@
 // Ranks: one statistic of every rank, by steps or by layers. Groups of the mesh open and close; a
 // click on a cell opens the tensor of its rank.
-import { request } from "../api.js";
+import { request } from "/static/api.js";
 import {
   button, count, dim, fill, grow, h, labelled, plural, segments, select, setOptions, tools,
-} from "../dom.js";
-import { draw, listen, markStep } from "../figure.js";
-import { model, selection } from "../model.js";
-import { get, set } from "../state.js";
-import { listenSpan, spanButton, spanLayout } from "./figure_tab.js";
+} from "/static/dom.js";
+import { draw, listen, markStep } from "/static/figure.js";
+import { model, selection } from "/static/model.js";
+import { get, set } from "/static/state.js";
+import { listenSpan, spanButton, spanLayout } from "/rooms/figures/figure_tab.js";
 
 const TOP = 8, BOTTOM = 42, LABELS_BOTTOM = 118; // margins of the plot, as in viz/figures/ranks.py
 const SMALLEST = 14, LARGEST = 30; // pixels of a row
@@ -30,7 +30,7 @@ const ALERTS = { silent: "silent", straggler: "behind", replicas: "other replica
 const MOST_ALERTS = 12;
 let drawn = "", rows = [], paths = {}, focused = 0;
 
-export const ranks = {
+export const tab = {
   id: "ranks",
   title: "Ranks",
   mount: (panel) => panel.append(

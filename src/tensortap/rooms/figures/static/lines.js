@@ -1,9 +1,9 @@
 // Lines: statistics of names over steps.
-import { $, button, dim, fill, grow, h, segments, tools } from "../dom.js";
-import { onStepClick } from "../figure.js";
-import { model } from "../model.js";
-import { set } from "../state.js";
-import { goToStep } from "../top.js";
+import { $, button, dim, fill, grow, h, segments, tools } from "/static/dom.js";
+import { onStepClick } from "/static/figure.js";
+import { model } from "/static/model.js";
+import { set } from "/static/state.js";
+import { goToStep } from "/static/top.js";
 import { figureTab, listenSpan, spanButton, spanLayout } from "./figure_tab.js";
 
 const STATISTICS = [
@@ -21,7 +21,7 @@ const panels = segments("One panel per", [["stat", "By statistic"], ["name", "By
 
 const panelsBy = (state, now) => state.by || (now.names.length > 8 ? "name" : "stat");
 
-export const lines = figureTab({
+export const tab = figureTab({
   id: "lines",
   title: "Lines",
   tools: () => [tools(stats), tools(names, grow(), spanButton(), panels, scale)],

@@ -1,14 +1,14 @@
 // Provenance: what ran, what was modified, how to reproduce it.
-import { request } from "../api.js";
-import { card, copyButton, emptyCard, fill, h, plural, table } from "../dom.js";
-import { model } from "../model.js";
+import { request } from "/static/api.js";
+import { card, copyButton, emptyCard, fill, h, plural, table } from "/static/dom.js";
+import { model } from "/static/model.js";
 
 const MAX_PATCH_LINES = 4000;
 const LINE_CLASSES = { "@": "at", "+": "plus", "-": "minus" };
 const body = h("div", { class: "stack" });
 let drawn = "";
 
-export const provenance = {
+export const tab = {
   id: "provenance",
   title: "Provenance",
   mount: (panel) => panel.append(body),

@@ -1,12 +1,12 @@
 // Tensors: a slice of a captured tensor, its values and histogram, or the difference to another.
-import { request } from "../api.js";
+import { request } from "/static/api.js";
 import {
   button, bytes, card, copyButton, count, dim, empty, fill, h, kindText, labelled, number, segments,
   select, setOptions, tools,
-} from "../dom.js";
-import { clear, draw, listen } from "../figure.js";
-import { model, selection } from "../model.js";
-import { WHOLE_TENSOR, get, set } from "../state.js";
+} from "/static/dom.js";
+import { clear, draw, listen } from "/static/figure.js";
+import { model, selection } from "/static/model.js";
+import { WHOLE_TENSOR, get, set } from "/static/state.js";
 
 const STATISTICS = [
   "count", "zeros", "nans", "posinfs", "neginfs", "min", "max", "mean", "std", "rm2", "min_abs",
@@ -35,7 +35,7 @@ const message = card();
 let python = "", drawn = "";
 const bar = tools(heading, zoomOut, save, copyButton(() => python, "Copy as Python"));
 
-export const tensors = {
+export const tab = {
   id: "tensors",
   title: "Tensors",
   mount: (panel) =>

@@ -1,13 +1,13 @@
 // Overview: layers by steps. A click opens the exponents of a layer at a step.
-import { dim, grow, labelled, select, setOptions, tools } from "../dom.js";
-import { listen } from "../figure.js";
-import { model } from "../model.js";
-import { set } from "../state.js";
+import { dim, grow, labelled, select, setOptions, tools } from "/static/dom.js";
+import { listen } from "/static/figure.js";
+import { model } from "/static/model.js";
+import { set } from "/static/state.js";
 import { figureTab, listenSpan, spanButton, spanLayout } from "./figure_tab.js";
 
 const metric = select("Statistic", (value) => set({ metric: value }));
 
-export const overview = figureTab({
+export const tab = figureTab({
   id: "overview",
   title: "Overview",
   tools: () => [tools(labelled("Statistic", metric), spanButton(), grow(),

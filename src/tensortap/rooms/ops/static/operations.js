@@ -1,14 +1,14 @@
 // Operations: modules, each of which unfolds into the operations that it ran at a step.
-import { request } from "../api.js";
-import { card, count, dim, empty, fill, h, plural, table, tools } from "../dom.js";
-import { model, selection } from "../model.js";
-import { get, set } from "../state.js";
+import { request } from "/static/api.js";
+import { card, count, dim, empty, fill, h, plural, table, tools } from "/static/dom.js";
+import { model, selection } from "/static/model.js";
+import { get, set } from "/static/state.js";
 
 const summary = dim();
 const bar = tools(summary);
 const body = card();
 
-export const operations = {
+export const tab = {
   id: "operations",
   title: "Operations",
   mount: (panel) => panel.append(bar, body),

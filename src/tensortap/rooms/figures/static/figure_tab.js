@@ -1,9 +1,9 @@
 // A tab with tools and one figure over steps or exponents.
-import { request } from "../api.js";
-import { button, h } from "../dom.js";
-import { draw, listen, markStep } from "../figure.js";
-import { model, selection } from "../model.js";
-import { get, onChange, set } from "../state.js";
+import { request } from "/static/api.js";
+import { button, h } from "/static/dom.js";
+import { draw, listen, markStep } from "/static/figure.js";
+import { model, selection } from "/static/model.js";
+import { get, onChange, set } from "/static/state.js";
 
 /**
  * `tools` returns the elements above the figure, `update` sets them to a state. `query` returns

@@ -1,9 +1,9 @@
 // Exponents: values by powers of two, and what a dtype would lose of them.
-import { count, dim, fill, grow, labelled, segments, select, setOptions, tools } from "../dom.js";
-import { onStepClick } from "../figure.js";
-import { model } from "../model.js";
-import { get, set } from "../state.js";
-import { goToStep } from "../top.js";
+import { count, dim, fill, grow, labelled, segments, select, setOptions, tools } from "/static/dom.js";
+import { onStepClick } from "/static/figure.js";
+import { model } from "/static/model.js";
+import { get, set } from "/static/state.js";
+import { goToStep } from "/static/top.js";
 import { figureTab } from "./figure_tab.js";
 
 const DTYPES = [
@@ -17,7 +17,7 @@ const over = segments("Steps", [["", "This step"], ["steps", "All steps"], ["rid
 const scale = segments("Scale", [["", "Linear"], ["log", "Log"]], (value) => set({ scale: value }));
 const note = dim();
 
-export const exponents = figureTab({
+export const tab = figureTab({
   id: "exponents",
   title: "Exponents",
   tools: () => [tools(labelled("Range of", dtype), over, scale, grow(), note)],

@@ -1,10 +1,10 @@
 // Compare: this run with another; the report is that of `tensortap compare --html`.
-import { RequestError, request } from "../api.js";
+import { RequestError, request } from "/static/api.js";
 import {
   button, card, count, dim, emptyCard, fill, grow, h, kindText, labelled, select, setOptions, tools,
-} from "../dom.js";
-import { model } from "../model.js";
-import { WHOLE_TENSOR, get, set } from "../state.js";
+} from "/static/dom.js";
+import { model } from "/static/model.js";
+import { WHOLE_TENSOR, get, set } from "/static/state.js";
 
 const fields = [
   ["rtol", "1e-5", 62], ["atol", "1e-8", 62], ["names", "regex", 90], ["steps", "10:20", 64],
@@ -20,9 +20,10 @@ let job = "", drawn = "";
 const theme = () => document.documentElement.dataset.theme;
 const showText = (...texts) => fill(body, emptyCard(...texts));
 
-export const compare = {
+export const tab = {
   id: "compare",
   title: "Compare",
+  alone: true,
   mount: (panel) => panel.append(
     tools(first, dim("with"), second, fields.map((input) => labelled(input.name, input))), body),
 
@@ -70,7 +71,7 @@ async function showJob(state) {
   else if (state.state === "done") showResult(await request("compare", { job, theme: theme() }));
   else fill(body, emptyCard("Cancelled"), button("Compare again", () => {
     drawn = "";
-    void compare.show(get());
+    void tab.show(get());
   }));
 }
 

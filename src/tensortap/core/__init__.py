@@ -1,0 +1,1 @@
+"""The spine: plain data and small functions that everything uses."""

@@ -1,0 +1,1 @@
+"""Bisect: the module whose fault a difference is."""

@@ -1,0 +1,11 @@
+"""Bisect: the module whose fault a difference is."""
+
+from __future__ import annotations
+
+from tensortap.rooms import Room
+
+ROOM = Room(
+    name="bisect",
+    needs=("blackbox", "compare", "track"),
+    commands={"bisect": "tensortap.cli.bisect:bisect"},
+)

@@ -1,0 +1,1 @@
+"""Black box: keep a step, run it again, and say what happened in it."""

@@ -1,0 +1,1 @@
+"""Figures: plotly figures, widgets of notebooks, and the report of a run."""

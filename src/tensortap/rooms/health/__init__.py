@@ -1,0 +1,1 @@
+"""Health: rules over training steps, analyses, and `tensortap run`."""

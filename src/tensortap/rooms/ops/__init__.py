@@ -1,0 +1,1 @@
+"""Operations: every operation of a step, and why one made a NaN."""

@@ -1,0 +1,13 @@
+"""Operations: every operation of a step, and why one made a NaN."""
+
+from __future__ import annotations
+
+from tensortap.rooms import Room, Tab
+
+ROOM = Room(
+    name="ops",
+    needs=("figures", "track"),
+    commands={"why": "tensortap.cli.why:why"},
+    tabs=(Tab("operations.js", 90),),
+    routes="tensortap.web.routes.operations:ROUTES",
+)

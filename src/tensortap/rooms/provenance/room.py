@@ -1,0 +1,12 @@
+"""Provenance: what is needed to do a run again."""
+
+from __future__ import annotations
+
+from tensortap.rooms import Room, Tab
+
+ROOM = Room(
+    name="provenance",
+    commands={"reproduce": "tensortap.cli.reproduce:reproduce"},
+    tabs=(Tab("provenance.js", 100),),
+    routes="tensortap.rooms.provenance.routes:ROUTES",
+)

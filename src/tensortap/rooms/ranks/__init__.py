@@ -1,0 +1,1 @@
+"""Ranks: where replicas differ, and which rank is unlike the others."""

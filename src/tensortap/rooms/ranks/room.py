@@ -1,0 +1,13 @@
+"""Ranks: where replicas differ, and which rank is unlike the others."""
+
+from __future__ import annotations
+
+from tensortap.rooms import Room, Tab
+
+ROOM = Room(
+    name="ranks",
+    needs=("figures",),
+    commands={"ranks": "tensortap.cli.ranks:ranks"},
+    tabs=(Tab("ranks.js", 50),),
+    routes="tensortap.rooms.ranks.routes:ROUTES",
+)

@@ -1,0 +1,31 @@
+"""The route for the tab Ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensortap.table.mesh import mesh_layout
+from tensortap.viz.figures import ranks_figure
+from tensortap.web.responses import PageRequest, PageRoute
+from tensortap.web.routes.figures import DEFAULT_STATISTIC, at_or_before, kind_of, searched
+
+
+def ranks(request: PageRequest) -> dict[str, Any]:
+    """Return the heatmap of ranks by steps, or by layers, with its rows as a tree."""
+    table, kind = request.entry.table(), kind_of(request)
+    with table.lock:
+        name = next(iter(request.texts("name")), "")
+        step, opened = None, request.text("open")
+        if request.text("across") == "layers":
+            steps = table.steps(kind)
+            step = at_or_before(steps, request.integer("step")) if len(steps) else 0
+        figure = ranks_figure(
+            table, mesh_layout(table), kind=kind, metric=request.text("metric", DEFAULT_STATISTIC),
+            name=name, step=step, names=searched(request, table.layers(kind)),
+            opened=opened.split(",") if opened else None,
+            minus_median=bool(request.text("median")), theme=request.theme,
+        )  # fmt: skip
+    return {**figure, "step": step}
+
+
+ROUTES = (PageRoute("ranks", ranks),)

@@ -1,0 +1,1 @@
+"""Trace: local variables of functions, also as HDF5."""

@@ -1,0 +1,10 @@
+"""Trace: local variables of functions, also as HDF5."""
+
+from __future__ import annotations
+
+from tensortap.rooms import Room
+
+ROOM = Room(
+    name="trace",
+    needs=("track",),
+)

@@ -1,0 +1,1 @@
+"""Track: the numerics of a whole model."""

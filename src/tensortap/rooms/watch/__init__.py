@@ -1,0 +1,1 @@
+"""Watch: tensors in a worker process, and films of them."""

@@ -1,0 +1,11 @@
+"""Watch: tensors in a worker process, and films of them."""
+
+from __future__ import annotations
+
+from tensortap.rooms import Room
+
+ROOM = Room(
+    name="watch",
+    needs=("track",),
+    commands={"film": "tensortap.cli.film:film"},
+)

@@ -1,0 +1,1 @@
+"""Widths: coordinate checks of models of several widths."""
