@@ -356,7 +356,8 @@ def test_compares_two_runs(visit):
     frame.locator("#verdict").wait_for()
     assert frame.locator("#verdict").inner_text() == "✗ The runs differ"
     assert "embed" in frame.locator("#first").inner_text()
-    frame.locator("#figure0 .heatmaplayer .hm").first.wait_for()
+    frame.locator("#figure0").scroll_into_view_if_needed()
+    frame.locator("#figure0 .hm").first.wait_for()
     assert tab.state()["other"] == "b"
     back = "getComputedStyle(document.body).backgroundColor"
     light = frame.locator("body").evaluate(f"() => {back}")
