@@ -1,0 +1,29 @@
+"""What the room adds."""
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+import tensortap as tap
+from tensortap.web.responses import PageRequest, PageRoute
+
+
+def constant_zero(record: tap.Record, state: Any) -> str | None:
+    """Raise an alert for tensors of which every element is 0."""
+    stats = record.stats
+    return "all elements are 0" if stats is not None and stats.zeros == stats.count else None
+
+
+def greet(run: Path = typer.Argument(help="Folder of a run.")) -> None:
+    """Print how many names a run has."""
+    print(f"hello, {len(tap.open(run).names())} names")
+
+
+def names(request: PageRequest) -> dict[str, Any]:
+    """Answer the tab: how many names there are."""
+    return {"names": len(request.entry.table().names)}
+
+
+RULES = (constant_zero,)
+ROUTES = (PageRoute("greeting", names),)

@@ -1,0 +1,11 @@
+"""The description of the room, which the entry point names."""
+
+from tensortap.rooms import Room, Tab
+
+ROOM = Room(
+    name="greeting",
+    commands={"greet": "tensortap_greeting.greeting:greet"},
+    tabs=(Tab("greeting.js", 200),),
+    routes="tensortap_greeting.greeting:ROUTES",
+    rules="tensortap_greeting.greeting:RULES",
+)

@@ -1,0 +1,156 @@
+"""Every room can be deleted: the rest imports, helps, opens its page and catches a value."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from tensortap.core.rooms import GROUP, MissingRoom, load, offer, rooms
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src/tensortap"
+OURS = sorted(each.name for each in entry_points(group=GROUP) if "tensortap.rooms." in each.value)
+
+# One process imports what takes long; a fork of it looks at each copy.
+CHECKS = """
+import contextlib, importlib, io, json, os, pathlib, pkgutil, sys, traceback
+import jax, lightning, mlx.core, torch, torch._dynamo, torch.distributed.fsdp, transformers
+import h5py, pandas, plotly.graph_objects, pyarrow.parquet, starlette.testclient, uvicorn
+
+def check(copy):
+    sys.path.insert(0, str(copy))
+    import tensortap as tap
+    assert pathlib.Path(tap.__file__).is_relative_to(copy), tap.__file__
+    for module in pkgutil.walk_packages([str(copy / "tensortap")], "tensortap."):
+        if not module.name.endswith(("__main__", ".demo_train")):  # programs
+            importlib.import_module(module.name)
+    from tensortap.cli.main import app
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        app(["--help"], standalone_mode=False)
+    assert "doctor" in printed.getvalue()
+    from tensortap.web.access_control import AccessControl
+    from tensortap.web.catalog import Catalog
+    from tensortap.web.server import application
+    access = AccessControl("127.0.0.1", 1, ["testserver"])
+    client = starlette.testclient.TestClient(
+        application(Catalog(), access), base_url="http://127.0.0.1:1"
+    )
+    page = client.get("/", params={"token": access.new_token()})
+    assert page.status_code == 200 and "tensortap" in page.text, page.status_code
+    path = tap.init(copy / "runs")
+    tap.catch(torch.arange(3), "x")
+    tap.finish()
+    assert tap.open(path).get("x").tolist() == [0, 1, 2]
+
+for line in sys.stdin:
+    copy = pathlib.Path(json.loads(line))
+    child = os.fork()
+    if not child:
+        error = ""
+        try:
+            check(copy)
+        except BaseException:
+            error = traceback.format_exc()
+        (copy / "error.txt").write_text(error)
+        os._exit(0)
+    os.waitpid(child, 0)
+    print(flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def checker():
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", CHECKS], text=True, cwd="/",
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    yield process
+    process.communicate()
+
+
+def without(gone: set[str], copy: Path) -> None:
+    """Copy the package without some rooms, and without their lines in the registry."""
+    folders = {f"{PACKAGE}/rooms/{name}" for name in gone}
+    shutil.copytree(
+        PACKAGE, copy / "tensortap",
+        ignore=lambda folder, names: [
+            name for name in names if f"{folder}/{name}" in folders or name == "__pycache__"
+        ],
+    )  # fmt: skip
+    metadata = copy / "tensortap-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tensortap\nVersion: 0\n")
+    kept = (name for name in OURS if name not in gone)
+    lines = (f"{name} = tensortap.rooms.{name}.room:ROOM\n" for name in kept)
+    (metadata / "entry_points.txt").write_text(f"[{GROUP}]\n{''.join(lines)}")
+
+
+def needing(room: str) -> set[str]:
+    """Return a room and all that need it."""
+    found = {room}
+    while more := {r.name for r in rooms().values() if found & set(r.needs)} - found:
+        found |= more
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room", OURS)
+def test_a_room_can_be_deleted(room, checker, tmp_path):
+    without(needing(room), tmp_path)
+    print(json.dumps(str(tmp_path)), file=checker.stdin, flush=True)
+    checker.stdout.readline()
+    error = (tmp_path / "error.txt").read_text()
+    assert not error, error
+
+
+def imports_of(folder: Path) -> set[str]:
+    found = set()
+    for file in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                found |= {f"{node.module}.{each.name}" for each in node.names}
+            elif isinstance(node, ast.Import):
+                found |= {each.name for each in node.names}
+    return found
+
+
+@pytest.mark.parametrize("room", OURS)
+def test_a_room_declares_the_rooms_that_it_imports(room):
+    parts = (name.split(".") for name in imports_of(PACKAGE / "rooms" / room))
+    used = {part[2] for part in parts if part[:2] == ["tensortap", "rooms"] and len(part) > 2}
+    assert used - {room, "Room", "Tab"} <= needing_closure(room)
+
+
+def needing_closure(room: str) -> set[str]:
+    """Return all rooms that a room needs, directly or not."""
+    found = set(rooms()[room].needs)
+    while more := {need for each in found for need in rooms()[each].needs} - found:
+        found |= more
+    return found
+
+
+def test_every_folder_is_a_room():
+    folders = {path.parent.name for path in PACKAGE.glob("rooms/*/__init__.py")}
+    assert folders == set(OURS)
+
+
+@pytest.mark.parametrize("room", OURS)
+def test_what_a_room_names_exists(room):
+    found = rooms()[room]
+    for address in (*found.commands.values(), *found.offers.values(), found.routes, found.rules):
+        if address is not None:
+            assert load(address) is not None
+    for tab in found.tabs:
+        assert (PACKAGE / "rooms" / room / "static" / tab.file).is_file()
+
+
+def test_a_missing_room_is_named():
+    with pytest.raises(MissingRoom, match=r"'nothing\.such'"):
+        offer("nothing.such")
