@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tensortap.frameworks.observing import Explain, HookObserver, tensors_in
+from tensortap.frameworks.observing import Explain, tensors_in
 from tensortap.frameworks.origin import EnclosingCall, behind, origin_tags
 from tensortap.frameworks.torch import private
-from tensortap.frameworks.torch.graph_origins import GraphCalls, eager_caller
 from tensortap.frameworks.torch.hidden import hide_from_compiler
 from tensortap.frameworks.torch.names import Names, unwrapped
 from tensortap.frameworks.torch.shards import local_part
@@ -48,8 +47,7 @@ class TensorRange(NamedTuple):
 class Origins:
     """Finds out for the first non-finite tensor of a pass where it was made."""
 
-    def __init__(self, root: torch.nn.Module, observer: HookObserver) -> None:
-        self.graph_calls = GraphCalls(observer, self, evidence_of)
+    def __init__(self, root: torch.nn.Module) -> None:
         self._root = weakref.ref(root)  # hooks on outputs that the model keeps refer to this
         self._uses: dict[int, TensorUses] = {}
         self._ranges: dict[int, TensorRange] = {}
@@ -66,7 +64,6 @@ class Origins:
         self._ranges.clear()
         self._gradients = []  # another list: what is explained later has the old one
         self._last_output = ""
-        self.graph_calls.clear()
 
     # -- the forward pass ------------------------------------------------------------------
 
@@ -86,15 +83,6 @@ class Origins:
         if known is None or known.tensor() is not tensor:
             known = self._uses[id(tensor)] = TensorUses(weakref.ref(tensor), [])
         return known.names
-
-    def uses_of_memory(self, tensor: torch.Tensor) -> list[str] | None:
-        """Return the modules that are called with the tensor at this address; None if unknown."""
-        for reference, names in self._uses.values():
-            known = reference()
-            if known is not None and known.shape == tensor.shape and _address(known):
-                if _address(known) == _address(tensor):
-                    return names
-        return None
 
     def passed(self, name: str, output: Any, observed: bool) -> None:
         """Note that a module has returned, and whether its output was observed."""
@@ -146,42 +134,11 @@ class Origins:
         after = f"{cls.rpartition('.')[2]}.forward, after {last}" if inside else ""
         enclosing, before = [], name
         for module, caller, evidence in outer:
-            this = module if isinstance(module, str) else _name_of(module(), names)
+            this = _name_of(module(), names)
             if this != before:  # not a wrapper
                 enclosing.append(EnclosingCall(this, caller, functools.partial(_read, evidence)))
             before = this
         return origin_tags(name, _read(own), after, last, enclosing)
-
-    # -- inside compiled graphs ------------------------------------------------------------
-
-    def passed_in_graph(self, name: str) -> None:
-        """Note that a module has returned inside a graph."""
-        self._last_output, self._last_memory = name, 0
-
-    def of_graph_output(self, name: str, cls: str, step: int) -> Explain | None:
-        """Return what finds the tags of an output inside a graph; None if its call is not known."""
-        running = self.graph_calls.running(name)
-        if not running:
-            return None
-
-        def gather() -> Any:
-            own = running[0].evidence
-            calls: list[tuple[Any, str, Evidence]] = list(running)
-            calls += [
-                (weakref.ref(frame.module), frame.caller, evidence_of(frame.inputs))
-                for frame in (private.module_calls() if own else ())
-                if not isinstance(frame.module, torch.fx.GraphModule)  # the graph itself
-            ]
-            outer = [
-                (above[0], call[1] or eager_caller(), above[2])
-                for call, above in itertools.pairwise(calls)
-            ]
-            return functools.partial(self._origin, name, cls, self._last_output, own, outer)
-
-        if isinstance(running[0].evidence, list):
-            tell = gather()
-            return lambda stats: self._tell(step, tell, stats) if _is_bad(stats) else {}
-        return lambda stats: {} if self._explained == step else self._tell(step, gather(), stats)
 
     def _tell(self, step: int, tell: Any, stats: Summary) -> dict[str, str]:
         """Return the tags of the first output of a step that is not finite."""
@@ -244,14 +201,6 @@ class Origins:
                 self._gradients.append((this_pass, names, extent))
         elif _worst(gradient) not in ("", "-Inf"):
             self._bad_inputs = this_pass, names
-
-
-def evidence_of(value: Any) -> Evidence:
-    """Return what tensors contain; of those on a device, their ranges."""
-    tensors = [tensor for _, tensor in tensors_in(value, torch.Tensor)]
-    if not any(map(on_device, tensors)):
-        return _worst(value)
-    return [extent for extent in map(_range, tensors) if extent is not None]
 
 
 def _name_of(module: Any, names: dict[int, str]) -> str:

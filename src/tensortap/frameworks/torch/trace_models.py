@@ -1,4 +1,4 @@
-"""Torch models as targets of `trace`: wrappers, calls of the root, and compiled graphs."""
+"""Torch models as targets of `trace`: wrappers, calls of the root, replicas."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from tensortap.frameworks.torch import graph_tracing, graphs, private
-from tensortap.frameworks.torch.hooks import GraphTensors, ModuleHook, hook_module
+from tensortap.frameworks.torch import private
+from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
 from tensortap.frameworks.torch.names import unwrapped
+from tensortap.frameworks.torch.private_compiler import compiled_modules
 
-TRACED = "functions in them are traced"
 _WRAPPERS = ("_forward_module", "module")  # of trainers whose wrapper classes are not known
 
 
@@ -64,6 +64,11 @@ def closed(owner: Any) -> str | None:
     return None
 
 
+def compiled(target: Any) -> frozenset[int]:
+    found = compiled_modules(target) if is_model(target) else []
+    return frozenset(id(inner) for module in found for inner in module.modules())
+
+
 def in_backward() -> bool:
     return private.backward_pass() != -1
 
@@ -74,23 +79,10 @@ def hook_root(
     end: Callable[[], None] | None,
 ) -> contextlib.ExitStack:
     hooks = contextlib.ExitStack()
-    hooks.callback(graphs.forget_graphs, TRACED, begins=False)
-
-    def hook(call: Callable[[], None], **options: bool) -> None:
-        probe = graphs.probe(lambda values, note: call())
-        hooks.callback(graphs.drop, probe)
-        both = ModuleHook(lambda *args: call(), _insert_call, GraphTensors(probe))
-        hooks.callback(hook_module(module, both, **options))
-
-    hook(lambda: begin(module), before=True)
+    hooks.callback(hook_module(module, ModuleHook(lambda *args: begin(module)), before=True))
     if end is not None:
-        hook(end, always_call=True)
-    graphs.forget_graphs(TRACED, begins=True)
+        hooks.callback(hook_module(module, ModuleHook(lambda *args: end()), always_call=True))
     return hooks
-
-
-def _insert_call(hook: ModuleHook, *args: Any) -> None:
-    graphs.look([], hook.probe, "", "")
 
 
 def has_replicas() -> bool:
@@ -118,6 +110,3 @@ def hook_replicas(
         hooks.callback(hook_module(original, ModuleHook(before), before=True))
         hooks.callback(hook_module(original, ModuleHook(after), always_call=True))
     return hooks
-
-
-compile_probes = graph_tracing.compile_probes
