@@ -128,24 +128,6 @@ class TestWrappers:
             train(outer)
         check(tracer)
 
-    def test_replicas_of_data_parallel(self, model, monkeypatch):
-        from tensortap.frameworks.torch import trace_models as torch_models
-
-        monkeypatch.setattr(torch_models, "has_replicas", lambda: True)  # no devices here
-        copies = [module._replicate_for_data_parallel() for module in model.blocks]
-        paths = ["blocks.0.forward.scores", "blocks.1"]
-        with tap.trace(model, paths, changed=False) as tracer:
-            copies = [module._replicate_for_data_parallel() for module in model.blocks]
-            for copy, original in zip(copies, model.blocks, strict=True):
-                copy.qkv = original.qkv
-                copy(batches(1)[0])
-                original(batches(1)[0])
-        scores = tracer.results["blocks.0.forward.scores"].values
-        assert len(scores) == 4
-        assert torch.equal(scores[0], scores[2])
-        assert len(tracer.results["blocks.1"].values) == 2
-        assert not model.blocks[0]._forward_hooks
-
     def test_unknown_wrapper(self, model):
         class Engine(torch.nn.Module):
             def __init__(self, module):

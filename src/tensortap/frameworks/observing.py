@@ -248,14 +248,6 @@ class ModelTracing(Protocol):
     ) -> contextlib.ExitStack:
         """Call `begin` before each call of the traced model and `end` after it, until closed."""
 
-    def hook_replicas(
-        self,
-        modules: Iterable[Any],
-        add_alias: Callable[[Any, Any], None],
-        remove_alias: Callable[[Any], None],
-    ) -> contextlib.ExitStack:
-        """Let copies that are made for one call stand for their originals, until closed."""
-
     def compiled(self, target: Any) -> Collection[int]:
         """Return the ids of the modules of a target that run inside compiled graphs."""
 

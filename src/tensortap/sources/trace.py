@@ -14,7 +14,6 @@ from tensortap.errors import TensortapError
 from tensortap.frameworks.observing import ModelTracing
 from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.sources.tracing import instrument
-from tensortap.sources.tracing import probes as plain
 from tensortap.sources.tracing.collect import Callback, TraceOptions, ValueCollector
 from tensortap.sources.tracing.functions import NoSource
 from tensortap.sources.tracing.listener import IN_GRAPH, FunctionListener, IterationCounter
@@ -127,11 +126,6 @@ class Tracer:
         for one in self._listeners:
             mine = one.traced.this is target
             one.outside_forward = mine and one.traced.path not in ((), ("forward",))
-        objects = {id(one.traced.this): one.traced.this for one in self._listeners}
-        modules = [one for one in objects.values() if models.is_model(one)]
-        self._hooks.enter_context(
-            models.hook_replicas(modules, plain.add_alias, plain.remove_alias)
-        )
         self._counter.model = target
         self._counter.in_backward = models.in_backward
         outside = any(one.outside_forward for one in self._listeners)

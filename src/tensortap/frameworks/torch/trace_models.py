@@ -1,9 +1,9 @@
-"""Torch models as targets of `trace`: wrappers, calls of the root, replicas."""
+"""Torch models as targets of `trace`: wrappers, and calls of the root."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -82,31 +82,4 @@ def hook_root(
     hooks.callback(hook_module(module, ModuleHook(lambda *args: begin(module)), before=True))
     if end is not None:
         hooks.callback(hook_module(module, ModuleHook(lambda *args: end()), always_call=True))
-    return hooks
-
-
-def has_replicas() -> bool:
-    """Return whether DataParallel would copy a model for each call, on several devices."""
-    return bool(torch.cuda.is_available() and torch.cuda.device_count() > 1)
-
-
-def hook_replicas(
-    modules: Iterable[torch.nn.Module],
-    add_alias: Callable[[Any, Any], None],
-    remove_alias: Callable[[Any], None],
-) -> contextlib.ExitStack:
-    # a copy shares the dict of hooks with its module, so a hook on the module runs for both
-    hooks = contextlib.ExitStack()
-    for original in modules if has_replicas() else ():
-
-        def before(module: Any, args: Any, original: Any = original) -> None:
-            if module is not original:
-                add_alias(module, original)
-
-        def after(module: Any, args: Any, output: Any, original: Any = original) -> None:
-            if module is not original:
-                remove_alias(module)
-
-        hooks.callback(hook_module(original, ModuleHook(before), before=True))
-        hooks.callback(hook_module(original, ModuleHook(after), always_call=True))
     return hooks

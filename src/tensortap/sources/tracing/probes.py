@@ -81,19 +81,6 @@ class FunctionListeners:
 _functions: list[FunctionListeners] = []
 
 
-def add_alias(other: Any, this: Any) -> None:
-    """Treat calls on another object as calls on `this`, until `remove_alias`."""
-    for listeners in _functions:
-        if id(this) in listeners.by_object:
-            listeners.by_object[id(other)] = listeners.by_object[id(this)]
-
-
-def remove_alias(other: Any) -> None:
-    """Treat calls on an object as its own again."""
-    for listeners in _functions:
-        listeners.by_object.pop(id(other), None)
-
-
 def _begin(listeners: Iterable[Any], method: str, *args: Any) -> Calls | None:
     calls: Calls = []
     for listener in listeners:
