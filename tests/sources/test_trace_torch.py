@@ -538,17 +538,6 @@ class TestFaultsOfOthers:
             assert helper.__code__ is helper_code
             train(model)
 
-    def test_gathers_at_the_interval_and_at_the_end(self, model):
-        sizes = []
-        with tap.trace(
-            model, ["forward.x"], gathering_interval=4,
-            post_gather_callbacks=[lambda name, values, *_: sizes.append(len(values))],
-        ) as tracer:  # fmt: skip
-            train(model, 10)
-        assert sizes == [4, 4, 2]
-        assert tracer.results["forward.x"].iterations == list(range(10))
-        assert tracer.results["forward.x"].ranks == [0] * 10
-
     def test_containers_of_non_leaf_tensors(self, model):
         with tap.trace(model, ["forward.out", "forward.out.all"]) as tracer:
             train(model)
@@ -556,18 +545,6 @@ class TestFaultsOfOthers:
         assert not first["logits"].requires_grad
         assert not first["all"][1][0].requires_grad
         assert torch.equal(first["all"][0], first["all"][1][0])
-
-    def test_numeric_indices_match(self, model):
-        with tap.trace(
-            model, ["blocks.1.forward.q", "forward.out.all.0", "forward.out.all.1.0"]
-        ) as tracer:
-            train(model)
-        found = tracer.results
-        assert len(found["blocks.1.forward.q"].values) == 3
-        assert all(
-            map(torch.equal, found["forward.out.all.0"].values, found["forward.out.all.1.0"].values)
-        )
-        assert len(found["forward.out.all.0"].values) == 3
 
     def test_arguments_are_copied_before_in_place_changes(self):
         class InPlace(torch.nn.Module):
