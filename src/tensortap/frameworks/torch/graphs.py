@@ -96,11 +96,6 @@ def register(label: str, receiver: Receiver) -> str:
     return key
 
 
-def unregister(key: str) -> None:
-    """Forget a receiver; graphs that still have its key do nothing there."""
-    _receivers.pop(key, None)
-
-
 def probe(receiver: Receiver) -> torch.Tensor:
     """Register a receiver; return a tensor that tells it apart, until the tensor is dropped.
 

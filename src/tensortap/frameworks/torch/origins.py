@@ -12,12 +12,12 @@ import functools
 import itertools
 import math
 import weakref
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 
 from tensortap.frameworks.observing import Explain, tensors_in
-from tensortap.frameworks.origin import EnclosingCall, behind, origin_tags
 from tensortap.frameworks.torch import private
 from tensortap.frameworks.torch.hidden import hide_from_compiler
 from tensortap.frameworks.torch.names import Names, unwrapped
@@ -131,14 +131,22 @@ class Origins:
         names = {id(module): path for path, module in modules}
         root_name = "" if model is None else names.get(id(unwrapped(model)))
         inside = last.startswith(f"{name}.") or (last and name == root_name)
-        after = f"{cls.rpartition('.')[2]}.forward, after {last}" if inside else ""
-        enclosing, before = [], name
+        made = f": made in {cls.rpartition('.')[2]}.forward, after {last}" if inside else ""
+        found = _read(own)
+        if found in ("", "-Inf"):
+            where = "its input had -Inf, as masks do" if found else "its input was finite"
+            return {"origin": name, "where": where + made}
+        target = name
         for module, caller, evidence in outer:
             this = _name_of(module(), names)
-            if this != before:  # not a wrapper
-                enclosing.append(EnclosingCall(this, caller, functools.partial(_read, evidence)))
-            before = this
-        return origin_tags(name, _read(own), after, last, enclosing)
+            if this == target:  # a wrapper
+                continue
+            if not _read(evidence):
+                between = f"between {last} and {target}" if last else f"before {target}"
+                where = f"its input was {found} already, made in {caller}, {between}"
+                return {"origin": this, "where": where}
+            target = this
+        return {"origin": target, "where": f"the input of {target} was {found}: check the batch"}
 
     def _tell(self, step: int, tell: Any, stats: Summary) -> dict[str, str]:
         """Return the tags of the first output of a step that is not finite."""
@@ -176,21 +184,21 @@ class Origins:
         this_pass = private.backward_pass()
         if on_device(gradient):
             gradients, count = self._gradients, len(self._gradients)
-            return lambda stats: behind(_first_bad(gradients[:count], this_pass) or uses)
+            return lambda stats: _behind(_first_bad(gradients[:count], this_pass) or uses)
         bad_pass, names = self._bad_inputs
-        return lambda stats: behind(names if this_pass == bad_pass else uses)
+        return lambda stats: _behind(names if this_pass == bad_pass else uses)
 
     def _check_gradient(self, tensor: torch.Tensor, names: list[str]) -> None:
         """Look at the gradient of a module's input when it is computed."""
 
         def on_gradient(gradient: torch.Tensor | None) -> None:
             if gradient is not None:
-                self.note_gradient(gradient, names)
+                self._note_gradient(gradient, names)
 
         hide_from_compiler(on_gradient)
         tensor.register_hook(torch.utils.hooks.unserializable_hook(on_gradient))
 
-    def note_gradient(self, gradient: torch.Tensor, names: list[str]) -> None:
+    def _note_gradient(self, gradient: torch.Tensor, names: list[str]) -> None:
         """Note who took an input if its gradient is the first that is not finite."""
         this_pass = private.backward_pass()
         if self._bad_inputs[0] == this_pass:
@@ -201,6 +209,17 @@ class Origins:
                 self._gradients.append((this_pass, names, extent))
         elif _worst(gradient) not in ("", "-Inf"):
             self._bad_inputs = this_pass, names
+
+
+def _behind(names: Iterable[str]) -> dict[str, str]:
+    """Return the tag of a gradient with the modules whose backward pass made it, the inner ones.
+
+    >>> _behind(["attn", "attn.q"])
+    {'behind': 'attn.q'}
+    """
+    names = list(dict.fromkeys(names))
+    inner = [n for n in names if not any(other.startswith(f"{n}.") for other in names)]
+    return {"behind": " ".join(inner)}
 
 
 def _name_of(module: Any, names: dict[int, str]) -> str:
