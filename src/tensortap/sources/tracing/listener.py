@@ -208,7 +208,8 @@ class FunctionListener:
             if self._skipped:
                 times, reasons = self._skipped.total(), " and ".join(self._skipped)
                 return f"{label} was called {times} times, but only while {reasons}"
-            return f"{label} was never called while it was traced (in this process)"
+            where = "in this process, outside of compiled graphs"
+            return f"{label} was never called while it was traced ({where})"
         if not probe.bound:
             name = probe.name
             verb = "returned" if name is None else f"bound {name!r}"
