@@ -160,7 +160,8 @@ hide_from_compiler(without_probes)
 
 
 def _report_compiled(number: int) -> None:
-    for listener in _functions[number].all():
+    # a function that was instrumented in another process and sent here has no listeners
+    for listener in _functions[number].all() if number < len(_functions) else ():
         listener.compiled()
 
 
