@@ -89,9 +89,6 @@ class HookObserver(Protocol):
     explains: bool
     """True if hooks look for the origin of values that are not finite."""
 
-    summarizes: bool
-    """True if statistics are all that is captured of a tensor."""
-
     inputs: bool
     """True if the tensors that modules are called with are captured, too."""
 
@@ -251,16 +248,8 @@ class ModelTracing(Protocol):
     ) -> contextlib.ExitStack:
         """Call `begin` before each call of the traced model and `end` after it, until closed."""
 
-    def hook_replicas(
-        self,
-        modules: Iterable[Any],
-        add_alias: Callable[[Any, Any], None],
-        remove_alias: Callable[[Any], None],
-    ) -> contextlib.ExitStack:
-        """Let copies that are made for one call stand for their originals, until closed."""
-
-    def compile_probes(self, probes: Any) -> None:
-        """Make the probes of instrumented functions work in compiled graphs."""
+    def compiled(self, target: Any) -> Collection[int]:
+        """Return the ids of the modules of a target that run inside compiled graphs."""
 
 
 class RankChannel(Protocol):

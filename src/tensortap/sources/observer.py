@@ -80,7 +80,6 @@ class Observer:
         self._pending: collections.deque[PendingRecord] = collections.deque()
         self._stash = stash_of(options.stash, options.formats)
         values = self._whole is not None or self._stash is not None
-        self.summarizes = options.stats and not (values or options.digests)
         self._records = TrackedRecords(options.out_path, values)
         self._maker = ColumnMaker(self._record_of)
         self._lock = threading.RLock()  # another thread may ask for records during training

@@ -10,13 +10,13 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tensortap.errors import TensortapError
 from tensortap.frameworks.observing import ModelTracing
 from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.sources.tracing import instrument
-from tensortap.sources.tracing import probes as plain
 from tensortap.sources.tracing.collect import Callback, TraceOptions, ValueCollector
 from tensortap.sources.tracing.functions import NoSource
-from tensortap.sources.tracing.listener import FunctionListener, IterationCounter
+from tensortap.sources.tracing.listener import IN_GRAPH, FunctionListener, IterationCounter
 from tensortap.sources.tracing.paths import ANY, MANY, join, parse
 from tensortap.sources.tracing.resolve import LocalProbe, Resolver, TracedFunction, items
 from tensortap.sources.tracing.results import TraceResults
@@ -47,6 +47,7 @@ class Tracer:
         target, resolver = _resolver(self.target)
         probes = self._resolve(resolver)
         paths = [probe.label for probe in self._patterns if not probe.inside]
+        self._check_compiled(probes)
         _active.add(self._collector)
         try:
             self._collector.begin(paths)
@@ -80,6 +81,14 @@ class Tracer:
                 caller = caller.caller
         return by_function
 
+    def _check_compiled(self, probes: Iterable[TracedFunction]) -> None:
+        """Raise if a module is compiled: nothing is traced inside graphs."""
+        models = _model_tracing()
+        compiled = () if models is None else models.compiled(self.target)
+        for traced in probes:
+            if id(traced.this) in compiled:
+                raise TensortapError(f"cannot trace {traced.label!r}: its module {IN_GRAPH}")
+
     def _listen(self, probes: Mapping[TracedFunction, list[LocalProbe]]) -> None:
         last_only = self.options.rebind == "last"
         listeners = {
@@ -92,9 +101,7 @@ class Tracer:
                 listener.caller.exits = True
         for traced, listener in listeners.items():
             try:
-                listener.number = instrument.listen(
-                    traced.function, traced.this, listener, listener.spec()
-                )
+                instrument.listen(traced.function, traced.this, listener, listener.spec())
             except NoSource as error:
                 self._report_no_source(listener, error)
             else:
@@ -105,7 +112,8 @@ class Tracer:
         """Raise if a path names the function; log if it was found by a wildcard."""
         for probe in listener.probes:
             path = probe.label
-            message = f"cannot trace {path!r}: {error}"
+            name = listener.traced.function.__qualname__
+            message = f"cannot trace {path!r}: the source of {name} is needed, but {error}"
             pattern = self._segments[self._patterns[probe]]
             if ANY not in pattern and MANY not in pattern:
                 raise NoSource(message) from None
@@ -118,11 +126,6 @@ class Tracer:
         for one in self._listeners:
             mine = one.traced.this is target
             one.outside_forward = mine and one.traced.path not in ((), ("forward",))
-        objects = {id(one.traced.this): one.traced.this for one in self._listeners}
-        modules = [one for one in objects.values() if models.is_model(one)]
-        self._hooks.enter_context(
-            models.hook_replicas(modules, plain.add_alias, plain.remove_alias)
-        )
         self._counter.model = target
         self._counter.in_backward = models.in_backward
         outside = any(one.outside_forward for one in self._listeners)
@@ -211,7 +214,6 @@ def _resolver(target: Any) -> tuple[Any, Resolver]:
     models = _model_tracing()
     if models is None:
         return target, Resolver(target, items)
-    models.compile_probes(plain)
     if not models.is_model(target):
         return target, Resolver(target, items, closed=models.closed)
     target = models.model_inside(target)

@@ -104,7 +104,7 @@ class RateLimitedObserver:
         keep: bool,
     ) -> None:
         self._name = name
-        self.only_training = self.explains = self.summarizes = self.inputs = False
+        self.only_training = self.explains = self.inputs = False
         self.batch = None
         self.fault = pipeline.fault
         self._select(selection)

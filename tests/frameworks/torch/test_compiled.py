@@ -8,7 +8,6 @@ import textwrap
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -203,7 +202,7 @@ def test_selection_and_values(options, counters):
             model, call, x, **options, tensors="0", alerts=[nan()],
             stash=lambda value: {"most": float(value.max())}, weights=False,
         )  # fmt: skip
-        alerts = [a for a in tracker.alerts if a.rule == "nan"]
+        alerts = [(a.name, a.kind, a.step) for a in tracker.alerts if a.rule == "nan"]
         rows = [
             (r.kind, r.name, repr(r.stats), repr(r.value)) for r in tracker.records
             if r.kind in (ACT, GRAD)
@@ -216,44 +215,12 @@ def test_selection_and_values(options, counters):
     assert graphs(counters) == 1
 
 
-@pytest.mark.parametrize("part", ["model", "attn"])
-def test_origin_of_values_that_are_not_finite(part, counters):
-    """The code between two modules is named as without a compiler, with its line."""
-
-    def compiled(model):
-        return [model if part == "model" else model.attn]
-
-    for fault in ("between", "outside", "last") if part == "model" else ("in place", "outside"):
-        for options in ({}, {"include": "o_proj|^drop|^Layer"}) if fault == "outside" else ({},):
-            torch._dynamo.reset()
-            first, *_ = alerts_of(fault, compiled=compiled, **options)
-            assert first == alerts_of(fault, **options)[0], fault
-            assert "made in " in first.message
-    assert alerts_of("", torch.nan, compiled)[0] == alerts_of("", torch.nan)[0]
-    assert not counters["graph_break"]
-
-
-@pytest.mark.parametrize("fault", ["backward", "scaled", "direct"])
-def test_origin_of_a_gradient_that_is_not_finite(fault, counters):
-    """A module is told from the code before it, also where its input comes from another graph."""
-
-    def parts(model):
-        return [model.attn] if fault == "backward" else list(model.children())
-
-    ways = [lambda model: [model], parts, lambda model: parts(model)[1:]]
-    (expected, *_), *others = (alerts_of(fault, compiled=way) for way in (lambda model: (), *ways))
-    assert len(others) == len(ways)
-    for first, *_ in others:
-        assert (first.kind, first.origin) == (GRAD, expected.origin)
-        assert first.message.rpartition(": ")[2] == expected.message.rpartition(": ")[2]
-    assert not counters["graph_break"]
-
-
-def test_origin_of_a_gradient_if_tensors_of_a_graph_are_not_told_apart(monkeypatch):
-    monkeypatch.setattr("tensortap.frameworks.torch.private_compiler.traced_use", lambda: None)
+def test_first_module_with_a_gradient_that_is_not_finite_is_named(counters):
+    """Nothing looks into graphs for the code between two modules that made it."""
     first, *_ = alerts_of("backward", compiled=lambda model: [model])
     assert (first.name, first.kind, first.origin) == ("attn.q", GRAD, "attn.o_proj")
     assert "its backward pass, or an operation between the two, made it" in first.message
+    assert not counters["graph_break"]
 
 
 # -- what models do ------------------------------------------------------------------------
@@ -485,42 +452,6 @@ def test_tracking_begins_before_the_compiler_is_loaded(model, modules):
     )  # fmt: skip
     assert done.stdout.startswith(f"False\nTrue ({modules}, {{}})"), done.stdout + done.stderr
     assert "recompile_limit" not in done.stderr
-
-
-# -- cases that people have reported -------------------------------------------------------
-
-
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
-
-    def forward(self, x):
-        return functional.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x))
-
-
-def test_projections_of_a_fullgraph_as_in_pytorch_173452(counters):
-    model, x = Attention(), torch.randn(2, 5, 8)
-    call = torch.compile(model, backend="aot_eager", fullgraph=True)
-    tracker = tracked(model, call, x, tensors="^[qkv]$", weights=False, gradients=False)
-    for record in tracker.records:
-        if record.name in ("q", "k", "v"):
-            expected = getattr(model, record.name)(x).detach().numpy()
-            assert (tap.array_of(record) == expected).all()
-    assert graphs(counters) == 1
-
-
-def test_hooks_after_the_first_call_as_in_pytorch_117758():
-    x, found = torch.randn(16, 4), []
-    for triggered in (False, True):
-        torch._dynamo.reset()
-        model = torch.compile(mlp(), backend="aot_eager")
-        if triggered:
-            model(x)
-        found.append(seen(tracked(model, model, x)))
-    assert found[0] == found[1]
-    assert {name for _, name, *_ in found[0]} >= {"0", "1", "2", "Layer"}
 
 
 # -- catch ---------------------------------------------------------------------------------
@@ -805,11 +736,10 @@ def test_weights_are_tracked_without_operators():
     assert ["tensortap" in graph for graph in found] == [True, False]
 
 
-@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune-no-cudagraphs"])
-def test_inductor(mode, counters):
+def test_inductor(counters):
     x = torch.randn(3, 4)
     model = mlp()
-    call = torch.compile(model, mode=mode, fullgraph=True)
+    call = torch.compile(model, fullgraph=True)
     found = seen(tracked(model, call, x, x))
     plain = mlp()
     expected = seen(tracked(plain, plain, x, x))

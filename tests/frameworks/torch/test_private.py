@@ -71,7 +71,6 @@ def test_without_the_compilers_internals(monkeypatch):
     assert private_compiler.must_not_break()  # unseen is better than an error in the user's program
     assert private_compiler.compiled_graphs() == 0
     assert private_compiler.traced_caller() is None
-    assert private_compiler.traced_use() is None
     hidden.hide_effects_from_partitioner.__wrapped__()
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from tensortap.frameworks.jax.adapter import Deferred
-from tensortap.frameworks.observing import Explain, Observed
+from tensortap.frameworks.observing import Observed
 from tensortap.frameworks.protocol import PendingSummary
 from tensortap.record import Summary
 from tensortap.stats.packed import HEAD, MOST, NARROW, WIDE, layout, unpack
@@ -30,15 +30,11 @@ _IN_C = ("float32", "bfloat16", "float16")
 
 
 class Observation(NamedTuple):
-    """An observed tensor, its statistics, and the tensor itself if it is the leaf of a tree.
-
-    `explain` says where it was made if it is not finite.
-    """
+    """An observed tensor, its statistics, and the tensor itself if it is the leaf of a tree."""
 
     observed: Observed
     pending: PendingSummary
     array: Any = None
-    explain: Explain | None = None
 
 
 def summary_at(words: Deferred, start: int, dtype: str, shape: tuple[int, ...]) -> PendingSummary:

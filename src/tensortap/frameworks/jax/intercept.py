@@ -29,8 +29,7 @@ from tensortap.frameworks.jax.instrumented_jit import (
 )
 from tensortap.frameworks.jax.marks import Collector, MarkedValue
 from tensortap.frameworks.jax.modules import OnError, Wants, marked_modules
-from tensortap.frameworks.jax.origins import InputEvidence
-from tensortap.frameworks.observing import Explain, Observed
+from tensortap.frameworks.observing import Observed
 from tensortap.record import Kind
 from tensortap.stats.packed import layout
 
@@ -52,8 +51,7 @@ class Intercept:
     """Calls functions and returns the observations of what their modules compute.
 
     `wants` says for a kind and a name whether to observe it; it is asked when a function is
-    traced. `on_error` gets the errors of observing. If it `explains`, observations know where a
-    value that is not finite was made. `unseen` maps names to what could not be
+    traced. `on_error` gets the errors of observing. `unseen` maps names to what could not be
     observed, or not without side effects, and why; `remarks` what else the user should know.
     """
 
@@ -61,12 +59,10 @@ class Intercept:
         self,
         wants: Wants = lambda kind, name: True,
         on_error: OnError = lambda name, error: None,
-        explains: bool = False,
         attention: bool = False,
         samples: bool = False,
     ) -> None:
         self._wants = wants
-        self._explains = explains
         self._analyzed = attention, samples
         self._samples: list[tuple[MarkedValue, Deferred, int]] = []
         self._on_error = on_error
@@ -85,9 +81,7 @@ class Intercept:
     @contextlib.contextmanager
     def _marking(self) -> Iterator[None]:
         """Mark what is traced here; the metadata keeps it separate in JAX's caches."""
-        marked = marked_modules(
-            self._wants, self._on_error, self._collector, self._explains, *self._analyzed
-        )
+        marked = marked_modules(self._wants, self._on_error, self._collector, *self._analyzed)
         with set_xla_metadata(tensortap=self._key), marked:
             yield
 
@@ -208,32 +202,22 @@ class Intercept:
             own += _in_program_order(_without_recomputed(delivered))
             found += [(value, Deferred(words, words.nbytes), 0) for value, words in own]
             first = _first_calls(value for value, _, _ in found)
-            evidence = InputEvidence()
             for (value, vector, start), call in zip(found, first, strict=True):
                 if value.mark.sample is not None:
                     self._samples.append((value, vector, start))
-                elif value.mark.is_input:
-                    evidence.add(value, vector, start)
                 else:
-                    explainers = evidence.explainers(value)
-                    observations += _calls_of(value, vector, start, call, explainers)
+                    observations += _calls_of(value, vector, start, call)
         return observations
 
 
-def _calls_of(
-    value: MarkedValue,
-    vector: Deferred,
-    start: int,
-    call: int,
-    explainers: Iterable[Explain | None],
-) -> Iterator[Observation]:
+def _calls_of(value: MarkedValue, vector: Deferred, start: int, call: int) -> Iterator[Observation]:
     """Yield the calls of a value, from this one on."""
     mark, run, dtype, shape = value.mark, value.run, value.dtype, value.shape
-    for i, explain in enumerate(explainers):
+    for i in range(value.calls):
         number = (call + i) * run.devices + run.device
         seen = Observed(mark.name, mark.kind, number, mark.type, dtype, shape, run.shard, run.tags)
         place = start + i * layout(dtype).words
-        yield Observation(seen, summary_at(vector, place, dtype, shape), None, explain)
+        yield Observation(seen, summary_at(vector, place, dtype, shape))
 
 
 # -- which call of its module an observed value belongs to -----------------------------------

@@ -15,7 +15,7 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,33 +33,12 @@ from tensortap.stats.packed import layout
 _ONE_DEVICE = CompiledRun()
 
 
-class MarkUses:
-    """The names of the modules that are called with a marked value; filled while tracing."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-
-class MarkOrigin(NamedTuple):
-    """The call of a module, for alerts about its output; see `origins`.
-
-    `inputs` are the marks of its inputs, `last` is the module that returned before, and `after` the
-    code of the module that ran then. Each enclosing call has its name, the code that went on in it
-    and the marks of its inputs.
-    """
-
-    inputs: tuple[int, ...]
-    last: str
-    after: str
-    enclosing: tuple[tuple[str, str, tuple[int, ...]], ...]
-
-
 @dataclass(frozen=True, slots=True)
 class ValueMark:
     """The label of an activation or of its gradient, which share `uid`.
 
     `activation` and `gradient` say which of the two are wanted, `axes` over which axes of devices
-    the code is mapped. An input of a module is marked only to tell where a NaN was made.
+    the code is mapped.
     """
 
     kind: Kind
@@ -69,10 +48,7 @@ class ValueMark:
     activation: bool
     gradient: bool
     collector: Collector
-    uses: MarkUses
     axes: tuple[tuple[str, int], ...] = ()
-    is_input: bool = False
-    origin: MarkOrigin | None = None
     # of which all elements are wanted, not statistics
     sample: AttentionSample | ActivationSample | None = None
 
@@ -159,21 +135,10 @@ def output_mark(
     gradient: bool,
     collector: Collector,
     kind: Kind = Kind.ACTIVATION,
-    origin: MarkOrigin | None = None,
 ) -> ValueMark:
     """Return a label for a module's output; differentiation labels its gradient as well."""
     axes = tuple(manual_axes().items())
-    return ValueMark(
-        kind, name, cls, next(_uids), activation, gradient, collector, MarkUses(), axes,
-        origin=origin,
-    )  # fmt: skip
-
-
-def input_mark(name: str, gradient: bool, collector: Collector) -> ValueMark:
-    """Return a label for an input of a module."""
-    kind, uid = Kind.ACTIVATION, next(_uids)
-    name = f"input of {name}"
-    return ValueMark(kind, name, "", uid, True, gradient, collector, MarkUses(), is_input=True)
+    return ValueMark(kind, name, cls, next(_uids), activation, gradient, collector, axes)
 
 
 def mark(x: Any, label: ValueMark) -> Any:

@@ -22,8 +22,7 @@ import numpy as np
 
 from tensortap.frameworks.jax.activation_samples import ActivationSample, sample_output
 from tensortap.frameworks.jax.attention import AttentionSample, sampled_attention
-from tensortap.frameworks.jax.marks import Collector, MarkOrigin, mark, output_mark
-from tensortap.frameworks.jax.origins import MarkedCalls
+from tensortap.frameworks.jax.marks import Collector, mark, output_mark
 from tensortap.frameworks.protocol import type_name
 from tensortap.record import Kind
 
@@ -44,17 +43,15 @@ def marked_modules(
     wants: Wants,
     on_error: OnError,
     collector: Collector,
-    explains: bool = False,
     attention: bool = False,
     samples: bool = False,
 ) -> Iterator[None]:
     """Mark the outputs of modules that are called in this thread.
 
-    If it `explains` also their inputs, and `samples` of them and of their `attention` if those are
-    wanted.
+    Also `samples` of them and of their `attention` if those are wanted.
     """
     outer: _Marking | None = getattr(_thread, "marking", None)
-    _thread.marking = _Marking(wants, on_error, collector, explains, samples)
+    _thread.marking = _Marking(wants, on_error, collector, samples)
     try:
         with contextlib.ExitStack() as stack:
             _enter_hooks(stack)
@@ -115,45 +112,25 @@ class _Marking:
         wants: Wants,
         on_error: OnError,
         collector: Collector,
-        explains: bool,
         samples: bool = False,
     ) -> None:
         self._wants = wants
         self._samples = samples
         self._on_error = on_error
         self._collector = collector
-        self._calls = MarkedCalls(collector) if explains else None
         self._modules: list[Any] = []
         self._running: list[str] = []  # names of modules, the innermost last
         self._names: list[dict[int, str]] = []  # module id → name, one dict per call under way
 
-    def observe(
-        self, call: Any, name: str, cls: type, args: Any, kwargs: Any, method: str = "__call__"
-    ) -> Any:
+    def observe(self, call: Any, name: str, cls: type, args: Any, kwargs: Any) -> Any:
         """Call a module and return its output, marked."""
         self._running.append(name)
         try:
-            return self._observe(call, name, cls, args, kwargs, method)
+            return self._mark(call(*args, **kwargs), name, cls)
         finally:
             self._running.pop()
 
-    def _observe(self, call: Any, name: str, cls: type, args: Any, kwargs: Any, method: str) -> Any:
-        if self._calls is None:
-            return self._mark(call(*args, **kwargs), name, cls, None)
-        given, origin = (args, kwargs), None
-        try:
-            gradient = self._wants(Kind.GRADIENT, name)
-            given = self._calls.begin(name, gradient, given)
-        except Exception as error:
-            self._on_error(name, error)
-            return self._mark(call(*args, **kwargs), name, cls, None)
-        try:
-            output = call(*given[0], **given[1])
-        finally:
-            origin = self._calls.end(f"{cls.__name__}.{method}")
-        return self._mark(output, name, cls, origin)
-
-    def _mark(self, output: Any, name: str, cls: type, origin: MarkOrigin | None) -> Any:
+    def _mark(self, output: Any, name: str, cls: type) -> Any:
         """Return the output with every array in it marked."""
         self._collector.modules += 1
 
@@ -162,14 +139,10 @@ class _Marking:
                 return leaf
             keys = [key for key in map(key_name, path) if key != "data_array"]  # of a NamedArray
             whole = f"{name}[{'.'.join(keys)}]" if keys else name
-            label = output_mark(
-                whole, type_name(cls), activation, gradient, self._collector, origin=origin
-            )
+            label = output_mark(whole, type_name(cls), activation, gradient, self._collector)
             leaf = mark(leaf, label)
             if analyzed and (found := sample_output(leaf)) is not None:
                 self._mark_values(f"{whole}.sample", *found)
-            if self._calls is not None and activation:
-                self._calls.note(leaf, label)
             return leaf
 
         try:
@@ -245,10 +218,10 @@ class _Collecting(_Marking):
     """Keeps the arrays that modules return, of the last call of each."""
 
     def __init__(self) -> None:
-        super().__init__(lambda *_: True, lambda *_: None, Collector(), explains=False)
+        super().__init__(lambda *_: True, lambda *_: None, Collector())
         self.outputs: dict[str, Any] = {}
 
-    def _mark(self, output: Any, name: str, cls: type, origin: MarkOrigin | None) -> Any:
+    def _mark(self, output: Any, name: str, cls: type) -> Any:
         if isinstance(output, jax.Array):
             self.outputs[name] = output
         return output
@@ -318,7 +291,7 @@ def _intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
     name = name or type(module).__name__
     if method != "__call__":
         name = f"{name}.{method}"
-    return marking.observe(call, name, type(module), args, kwargs, method)
+    return marking.observe(call, name, type(module), args, kwargs)
 
 
 def _wrap_call(call: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -17,8 +16,8 @@ from tensortap.frameworks.jax.device_stats import Observation, can_reduce, pack,
 from tensortap.frameworks.jax.intercept import Intercept
 from tensortap.frameworks.jax.modules import Wants, haiku_name, key_name
 from tensortap.frameworks.jax.replicas import replicas_of
-from tensortap.frameworks.observing import Explain, Observed, ReplicatedTensor, TrackObserver
-from tensortap.record import Kind, Summary
+from tensortap.frameworks.observing import Observed, ReplicatedTensor, TrackObserver
+from tensortap.record import Kind
 from tensortap.stats.packed import layout
 
 NO_MODULES = (
@@ -36,10 +35,9 @@ class JaxTracking:
         self._like = model_state
         families = () if observer.analyses is None else observer.analyses.families
         self._intercept = Intercept(
-            observer.wants, observer.fault, observer.explains,
+            observer.wants, observer.fault,
             "attention" in families, "activations" in families,
         )  # fmt: skip
-        self._explained: int | None = None  # the step whose first NaN has been explained
         self._calls: dict[tuple[Kind, str], int] = {}
         self._analysis: StateAnalysis | None = None
         if observer.analyses is not None:
@@ -63,7 +61,7 @@ class JaxTracking:
         if not self.observer.capturing or self.observer.step_number != 0:
             return
         try:
-            for seen, pending, array, _ in observe_trees(self.observer.wants, self._like):
+            for seen, pending, array in observe_trees(self.observer.wants, self._like):
                 seen = seen._replace(tags={"initial": "1"})
                 self.observer.add(seen, None, pending, array, step=-1)
         except Exception as error:
@@ -80,15 +78,11 @@ class JaxTracking:
         results, observations = self._intercept(function, *args, **kwargs)
         try:
             calls = dict(self._calls)
-            step = self.observer.step_number
-            for seen, pending, _, explain in observations:
+            for seen, pending, _ in observations:
                 key = seen.kind, seen.name
                 call = seen.call + self._calls.get(key, 0)
                 calls[key] = max(calls.get(key, 0), call + 1)
-                seen = seen._replace(call=call)
-                if explain is not None and seen.kind is Kind.ACTIVATION:
-                    explain = functools.partial(self._explain_first, step, explain)
-                self.observer.add(seen, None, pending, explain=explain)
+                self.observer.add(seen._replace(call=call), None, pending)
             self._calls = calls
             self.observer.unseen.update(self._intercept.unseen)
             outputs = {Kind.ACTIVATION, Kind.GRADIENT} & set(self.observer.kinds)
@@ -100,13 +94,6 @@ class JaxTracking:
         except Exception as error:
             self.observer.fault(getattr(function, "__name__", "intercept"), error)
         return results
-
-    def _explain_first(self, step: int, explain: Explain, stats: Summary) -> dict[str, str]:
-        """Return tags for the first output of a step that is not finite; -Inf may be a mask."""
-        if self._explained == step or not (stats.nans or stats.posinfs):
-            return {}
-        self._explained = step
-        return explain(stats)
 
     def end_step(self, *states: Any, **named: Any) -> None:
         """Record the states after a step."""
@@ -134,7 +121,7 @@ class JaxTracking:
             like=self._like,
         )
         with jax.transfer_guard("allow"):  # the user's guard is not meant for us
-            for seen, pending, array, _ in observations:
+            for seen, pending, array in observations:
                 self.observer.add(seen, None, pending, array)
 
     def _replicas(self, given: dict[str, Any]) -> Iterator[ReplicatedTensor]:

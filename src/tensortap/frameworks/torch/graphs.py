@@ -96,11 +96,6 @@ def register(label: str, receiver: Receiver) -> str:
     return key
 
 
-def unregister(key: str) -> None:
-    """Forget a receiver; graphs that still have its key do nothing there."""
-    _receivers.pop(key, None)
-
-
 def probe(receiver: Receiver) -> torch.Tensor:
     """Register a receiver; return a tensor that tells it apart, until the tensor is dropped.
 
@@ -135,28 +130,6 @@ def look_at_gradient(tensor: torch.Tensor, probe: torch.Tensor | None, key: str,
 
     if not _exporting() and _can_look():
         tensor.register_hook(on_gradient)
-
-
-def _number() -> str:
-    found = private_compiler.traced_use()
-    if found is None or found[0].owner is None or found[1].is_leaf:
-        return "0"
-    hook, tensor = found
-    known: dict[int, int] = vars(tensor).setdefault("_tensortap_numbers", {})
-    sign = "" if id(hook.owner) in known else "+"
-    return f"{sign}{known.setdefault(id(hook.owner), next(_numbers))}"
-
-
-constant_when_compiled(_number)
-
-
-def number_of(hook: Any, tensor: torch.Tensor) -> str:
-    """Return a number for a tensor that requires a gradient.
-
-    For all hooks of one owner it is the same, and has a plus sign the first time. It is "0" if the
-    tensor requires none, if the hook has no owner, or if nothing is known of either.
-    """
-    return _number() if tensor.requires_grad else "0"
 
 
 def catch(value: Any, key: str, when: Any) -> None:

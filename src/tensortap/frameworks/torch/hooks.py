@@ -61,24 +61,17 @@ for _function in (_skip_frames, _may_leave, private_compiler.splits_for_ddp):
 
 
 class GraphTensors(NamedTuple):
-    """Identify a hook among others in a shared graph, for outputs and for gradients.
-
-    That is the number of a receiver or, in CUDA graphs, a buffer, with the clock of all buffers.
-    """
+    """The probes that tell a hook from others in a shared graph, for outputs and gradients."""
 
     output: torch.Tensor | None = None
     gradient: torch.Tensor | None = None
-    output_rows: torch.Tensor | None = None
-    gradient_rows: torch.Tensor | None = None
-    clock: torch.Tensor | None = None
 
 
 class ModuleHook:
     """A hook that torch.compile does not look into; it traces `in_graph` in its place.
 
     That is a function of the hook and its arguments. Modules that share a graph have hooks with
-    the same function, and whatever tells them apart in `tensors`. Hooks of one `owner` share the
-    numbers of tensors; no graph depends on it.
+    the same function, and whatever tells them apart in `tensors`.
     """
 
     def __init__(
@@ -86,17 +79,13 @@ class ModuleHook:
         hook: Callable[..., Any],
         in_graph: Callable[..., None] | None = None,
         tensors: GraphTensors | None = None,
-        owner: object = None,
     ) -> None:
         def leave(*args: Any) -> Any:
             return hook(*args)
 
         hide_from_compiler(leave)
         self._hook, self._leave, self._in_graph = hook, leave, in_graph
-        self.owner = owner
-        self.probe, self.gradient_probe, self.rows, self.gradient_rows, self.clock = (
-            tensors or GraphTensors()
-        )
+        self.probe, self.gradient_probe = tensors or GraphTensors()
 
     def __call__(self, *args: Any) -> None:
         if not _compiling():

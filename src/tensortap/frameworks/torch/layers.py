@@ -134,14 +134,14 @@ class LayerHooks:
         self, name: str, module: torch.nn.Module, values: list[torch.Tensor], note: str
     ) -> None:
         """Take outputs from a compiled graph; see `graph_outputs`."""
-        grad, numbers, *paths = note.split("\n")
+        grad, *paths = note.split("\n")
         with torch.set_grad_enabled(bool(grad)):
             if not self._is_observed():
                 return
-            if not numbers.startswith(_ATTENTION):
+            if values:
                 self._take(name, module, zip(paths, values, strict=True))
                 return
-            for number in numbers.split()[1:]:
+            for number in paths[0].split()[1:]:
                 self._match(number, name=name)
 
     def _take(

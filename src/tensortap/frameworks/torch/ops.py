@@ -103,7 +103,9 @@ class OperationHooks:
         with contextlib.ExitStack() as stack:
             if private_compiler.compiler_is_loaded():
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-                if private_compiler.compiled_graphs() or private_compiler.is_compiled(self._root):
+                if private_compiler.compiled_graphs() or private_compiler.compiled_modules(
+                    self._root
+                ):
                     self._observer.remarks["torch.compile"] = _EAGER
             places.attach()
             stack.callback(places.detach)

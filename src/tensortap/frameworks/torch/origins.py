@@ -12,14 +12,13 @@ import functools
 import itertools
 import math
 import weakref
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 
-from tensortap.frameworks.observing import Explain, HookObserver, tensors_in
-from tensortap.frameworks.origin import EnclosingCall, behind, origin_tags
+from tensortap.frameworks.observing import Explain, tensors_in
 from tensortap.frameworks.torch import private
-from tensortap.frameworks.torch.graph_origins import GraphCalls, eager_caller
 from tensortap.frameworks.torch.hidden import hide_from_compiler
 from tensortap.frameworks.torch.names import Names, unwrapped
 from tensortap.frameworks.torch.shards import local_part
@@ -48,8 +47,7 @@ class TensorRange(NamedTuple):
 class Origins:
     """Finds out for the first non-finite tensor of a pass where it was made."""
 
-    def __init__(self, root: torch.nn.Module, observer: HookObserver) -> None:
-        self.graph_calls = GraphCalls(observer, self, evidence_of)
+    def __init__(self, root: torch.nn.Module) -> None:
         self._root = weakref.ref(root)  # hooks on outputs that the model keeps refer to this
         self._uses: dict[int, TensorUses] = {}
         self._ranges: dict[int, TensorRange] = {}
@@ -66,7 +64,6 @@ class Origins:
         self._ranges.clear()
         self._gradients = []  # another list: what is explained later has the old one
         self._last_output = ""
-        self.graph_calls.clear()
 
     # -- the forward pass ------------------------------------------------------------------
 
@@ -86,15 +83,6 @@ class Origins:
         if known is None or known.tensor() is not tensor:
             known = self._uses[id(tensor)] = TensorUses(weakref.ref(tensor), [])
         return known.names
-
-    def uses_of_memory(self, tensor: torch.Tensor) -> list[str] | None:
-        """Return the modules that are called with the tensor at this address; None if unknown."""
-        for reference, names in self._uses.values():
-            known = reference()
-            if known is not None and known.shape == tensor.shape and _address(known):
-                if _address(known) == _address(tensor):
-                    return names
-        return None
 
     def passed(self, name: str, output: Any, observed: bool) -> None:
         """Note that a module has returned, and whether its output was observed."""
@@ -143,45 +131,22 @@ class Origins:
         names = {id(module): path for path, module in modules}
         root_name = "" if model is None else names.get(id(unwrapped(model)))
         inside = last.startswith(f"{name}.") or (last and name == root_name)
-        after = f"{cls.rpartition('.')[2]}.forward, after {last}" if inside else ""
-        enclosing, before = [], name
+        made = f": made in {cls.rpartition('.')[2]}.forward, after {last}" if inside else ""
+        found = _read(own)
+        if found in ("", "-Inf"):
+            where = "its input had -Inf, as masks do" if found else "its input was finite"
+            return {"origin": name, "where": where + made}
+        target = name
         for module, caller, evidence in outer:
-            this = module if isinstance(module, str) else _name_of(module(), names)
-            if this != before:  # not a wrapper
-                enclosing.append(EnclosingCall(this, caller, functools.partial(_read, evidence)))
-            before = this
-        return origin_tags(name, _read(own), after, last, enclosing)
-
-    # -- inside compiled graphs ------------------------------------------------------------
-
-    def passed_in_graph(self, name: str) -> None:
-        """Note that a module has returned inside a graph."""
-        self._last_output, self._last_memory = name, 0
-
-    def of_graph_output(self, name: str, cls: str, step: int) -> Explain | None:
-        """Return what finds the tags of an output inside a graph; None if its call is not known."""
-        running = self.graph_calls.running(name)
-        if not running:
-            return None
-
-        def gather() -> Any:
-            own = running[0].evidence
-            calls: list[tuple[Any, str, Evidence]] = list(running)
-            calls += [
-                (weakref.ref(frame.module), frame.caller, evidence_of(frame.inputs))
-                for frame in (private.module_calls() if own else ())
-                if not isinstance(frame.module, torch.fx.GraphModule)  # the graph itself
-            ]
-            outer = [
-                (above[0], call[1] or eager_caller(), above[2])
-                for call, above in itertools.pairwise(calls)
-            ]
-            return functools.partial(self._origin, name, cls, self._last_output, own, outer)
-
-        if isinstance(running[0].evidence, list):
-            tell = gather()
-            return lambda stats: self._tell(step, tell, stats) if _is_bad(stats) else {}
-        return lambda stats: {} if self._explained == step else self._tell(step, gather(), stats)
+            this = _name_of(module(), names)
+            if this == target:  # a wrapper
+                continue
+            if not _read(evidence):
+                between = f"between {last} and {target}" if last else f"before {target}"
+                where = f"its input was {found} already, made in {caller}, {between}"
+                return {"origin": this, "where": where}
+            target = this
+        return {"origin": target, "where": f"the input of {target} was {found}: check the batch"}
 
     def _tell(self, step: int, tell: Any, stats: Summary) -> dict[str, str]:
         """Return the tags of the first output of a step that is not finite."""
@@ -219,21 +184,21 @@ class Origins:
         this_pass = private.backward_pass()
         if on_device(gradient):
             gradients, count = self._gradients, len(self._gradients)
-            return lambda stats: behind(_first_bad(gradients[:count], this_pass) or uses)
+            return lambda stats: _behind(_first_bad(gradients[:count], this_pass) or uses)
         bad_pass, names = self._bad_inputs
-        return lambda stats: behind(names if this_pass == bad_pass else uses)
+        return lambda stats: _behind(names if this_pass == bad_pass else uses)
 
     def _check_gradient(self, tensor: torch.Tensor, names: list[str]) -> None:
         """Look at the gradient of a module's input when it is computed."""
 
         def on_gradient(gradient: torch.Tensor | None) -> None:
             if gradient is not None:
-                self.note_gradient(gradient, names)
+                self._note_gradient(gradient, names)
 
         hide_from_compiler(on_gradient)
         tensor.register_hook(torch.utils.hooks.unserializable_hook(on_gradient))
 
-    def note_gradient(self, gradient: torch.Tensor, names: list[str]) -> None:
+    def _note_gradient(self, gradient: torch.Tensor, names: list[str]) -> None:
         """Note who took an input if its gradient is the first that is not finite."""
         this_pass = private.backward_pass()
         if self._bad_inputs[0] == this_pass:
@@ -246,12 +211,15 @@ class Origins:
             self._bad_inputs = this_pass, names
 
 
-def evidence_of(value: Any) -> Evidence:
-    """Return what tensors contain; of those on a device, their ranges."""
-    tensors = [tensor for _, tensor in tensors_in(value, torch.Tensor)]
-    if not any(map(on_device, tensors)):
-        return _worst(value)
-    return [extent for extent in map(_range, tensors) if extent is not None]
+def _behind(names: Iterable[str]) -> dict[str, str]:
+    """Return the tag of a gradient with the modules whose backward pass made it, the inner ones.
+
+    >>> _behind(["attn", "attn.q"])
+    {'behind': 'attn.q'}
+    """
+    names = list(dict.fromkeys(names))
+    inner = [n for n in names if not any(other.startswith(f"{n}.") for other in names)]
+    return {"behind": " ".join(inner)}
 
 
 def _name_of(module: Any, names: dict[int, str]) -> str:

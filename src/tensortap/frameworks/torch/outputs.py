@@ -23,14 +23,13 @@ from tensortap.frameworks.observing import (
 from tensortap.frameworks.torch import private
 from tensortap.frameworks.torch.collectives import Collectives
 from tensortap.frameworks.torch.gradients import OutputGradients, OutputPlace
-from tensortap.frameworks.torch.graph_outputs import GraphProbe, insert, record_replayed
+from tensortap.frameworks.torch.graph_outputs import GraphProbe, insert
 from tensortap.frameworks.torch.graphs import forget_graphs
 from tensortap.frameworks.torch.hidden import hide_from_compiler
 from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
 from tensortap.frameworks.torch.layouts import Layouts
 from tensortap.frameworks.torch.names import Names, type_name, unwrapped
 from tensortap.frameworks.torch.origins import Origins
-from tensortap.frameworks.torch.replayed import ReplayedBuffers
 from tensortap.frameworks.torch.shards import Descriptions
 from tensortap.frameworks.torch.stages import is_inner_stage
 from tensortap.frameworks.torch.summarize import EXCHANGES
@@ -64,10 +63,9 @@ class OutputHooks:
         self.title = title
         self._undo: list[Callable[[], None]] = []
         self._graph_probes: list[GraphProbe] = []
-        self._replayed: ReplayedBuffers | None = None
         self._calls: dict[tuple[str, int], int] = {}  # by name and first call
         self._recomputable: dict[str, list[int]] = {}  # calls that a checkpoint may repeat
-        self.origins = Origins(root, observer) if observer.explains else None
+        self.origins = Origins(root) if observer.explains else None
         self._layouts = Layouts(root)
         batch = None if self._layouts.mesh else observer.batch
         self._descriptions = Descriptions(detaching=batch is None)
@@ -97,10 +95,7 @@ class OutputHooks:
         forget_graphs(OBSERVED, begins=True)
         self._undo.append(functools.partial(forget_graphs, OBSERVED, begins=False))
         self._structure = dict(self.root.named_modules())
-        modules = list(Names(self.root).modules())
-        if self.observer.summarizes:
-            self._replayed = ReplayedBuffers.of(self.root, 2 * len(modules))
-        for i, (name, module) in enumerate(modules):
+        for i, (name, module) in enumerate(Names(self.root).modules()):
             if self.title:  # the model itself comes first
                 name = f"{self.title}.{name}" if i else self.title
             if not i:
@@ -126,9 +121,7 @@ class OutputHooks:
             cls = type_name(unwrapped(module))
             wanted = ModuleCall(0, 0, activation, gradient)
             hook = self._hook(module, name, cls, wanted)
-            number = len(self._graph_probes)
-            rows = () if self._replayed is None else self._replayed.rows(number, gradient)
-            probe = GraphProbe(self, name, cls, wanted, rows)
+            probe = GraphProbe(self, name, cls, wanted)
             self._graph_probes.append(probe)
             own = module.parameters(recurse=False) if self._layouts.mesh else ()
             if any(hasattr(parameter, "device_mesh") for parameter in own):
@@ -138,12 +131,9 @@ class OutputHooks:
                 note = functools.partial(self._on_inputs, name, cls)
                 undo = hook_module(module, ModuleHook(note), before=True, with_kwargs=True)
                 self._undo.append(undo)
-            calls = None if self.origins is None else self.origins.graph_calls
-            both = ModuleHook(hook, insert, probe.tensors, calls)
+            both = ModuleHook(hook, insert, probe.tensors)
             self._undo.append(hook_module(module, both, with_kwargs=True))
             self._uncalled.add(name, module)
-        if self.origins is not None:  # the last, because it ends a call
-            self._undo.append(self.origins.graph_calls.attach(module, name))
 
     def _hook(
         self, module: torch.nn.Module, name: str, cls: str, wanted: ModuleCall
@@ -175,8 +165,6 @@ class OutputHooks:
     def detach(self) -> None:
         while self._undo:
             self._undo.pop()()
-        self._record_replayed(wait=True)
-        self._replayed = None
         while self._graph_probes:
             self._graph_probes.pop().close()
         self._gradients.end_step()
@@ -190,11 +178,6 @@ class OutputHooks:
     def end_step(self, is_trained: Callable[[torch.nn.Parameter], bool]) -> None:
         """Report modules that are trained but not called, and begin to count calls from zero."""
         self._collectives.poll(most=0)
-        if self._replayed is not None and self._replayed.in_use:
-            self._replayed.end_step(self.observer.step_number if self.observer.capturing else None)
-            self._record_replayed(wait=False)
-            for probe in self._graph_probes:  # which of them were called is known later
-                self._uncalled.called(probe.name)
         if self.observer.capturing and self._calls:
             for name in self._uncalled.trained(is_trained):
                 self.observer.unseen.setdefault(name, REASON)
@@ -206,11 +189,6 @@ class OutputHooks:
             probe.end_step()
         if self.origins is not None:
             self.origins.end_step()
-
-    def _record_replayed(self, wait: bool) -> None:
-        """Record what was computed inside CUDA graphs, as far as it has arrived."""
-        for step in () if self._replayed is None else self._replayed.steps(wait):
-            self.observer.unseen.update(record_replayed(self._graph_probes, *step))
 
     def _on_inputs(
         self, name: str, cls: str, module: torch.nn.Module, args: Any, kwargs: Any

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tensortap.frameworks.origin import caller_name
-
 Context = contextlib.AbstractContextManager[Any]
 
 _version = operator.attrgetter("_version")
@@ -184,7 +182,9 @@ def module_calls() -> list[RunningCall]:
             ):
                 above = above.f_back
             inputs = local["args"], local["kwargs"]
-            calls.append(RunningCall(local["self"], inputs, caller_name(above)))
+            code, line = above.f_code, above.f_lineno
+            caller = f"{code.co_qualname} ({code.co_filename.rpartition('/')[2]}:{line})"
+            calls.append(RunningCall(local["self"], inputs, caller))
         frame = above
     return calls
 

@@ -44,18 +44,17 @@ def must_not_break() -> bool:
     )
 
 
-def traced_caller(*skipped: str) -> Any:
+def traced_caller() -> Any:
     """Return the frame of the user's function that is being compiled; None if it is not known.
 
-    Frames of the modules `skipped` are not taken. Buys: a value that compiled code catches without
-    a name is named after the expression, and a NaN in a graph has a line. Otherwise that value is
-    not captured, and the NaN has no line.
+    Buys: a value that compiled code catches without a name is named after the expression.
+    Otherwise that value is not captured.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         compiler: Any = frame.f_locals.get("self")  # which interprets the code of one function
         module = getattr(compiler, "f_globals", {}).get("__name__", "tensortap.")
-        if not module.startswith(("torch._dynamo", "tensortap.", *skipped)):
+        if not module.startswith(("torch._dynamo", "tensortap.")):
             with contextlib.suppress(AttributeError):
                 return SimpleNamespace(
                     f_code=compiler.f_code, f_globals=compiler.f_globals, f_back=None,
@@ -74,25 +73,6 @@ def traced_graph() -> Any:
         from torch._dynamo.symbolic_convert import InstructionTranslator
 
         return InstructionTranslator.current_tx().output
-    return None
-
-
-def traced_use() -> tuple[Any, torch.Tensor] | None:
-    """Return the variables `hook` and `tensor` of the function that is being compiled.
-
-    Instead of the tensor, return its example value, one object per tensor of the graph. Buys: the
-    origin of a gradient that becomes non-finite in a graph. Otherwise a module is not told from
-    the code before it.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        known = getattr(frame.f_locals.get("self"), "symbolic_locals", {})
-        if "hook" in known and "tensor" in known:
-            # another release of torch, or a variable without an example value
-            with contextlib.suppress(AttributeError, KeyError, NotImplementedError):
-                tensor = known["tensor"].as_proxy().node.meta["example_value"]
-                return known["hook"].value, tensor
-        frame = frame.f_back
     return None
 
 
@@ -154,31 +134,6 @@ def keep_in_graphs(library: torch.library.Library, operator: str) -> bool:
     return True
 
 
-def captures_cuda_graphs() -> bool:
-    """Return whether the graph that is being compiled becomes a CUDA graph; for hooks.
-
-    Buys: statistics of modules inside CUDA graphs are reduced there. Otherwise Inductor captures
-    the parts between our operators.
-    """
-    try:
-        from torch._dynamo.symbolic_convert import InstructionTranslator
-
-        backend = InstructionTranslator.current_tx().output.compiler_fn
-    except (ImportError, AttributeError):
-        return False
-    config: dict[str, Any] = getattr(backend, "get_compiler_config", dict)()
-    return bool(config.get("triton.cudagraphs", False))
-
-
-def keep_address(tensor: torch.Tensor) -> None:
-    """Say that a tensor stays where it is, so that CUDA graphs use it and not a copy.
-
-    Buys: what `torch._dynamo.mark_static_address` does, without importing the compiler. Otherwise
-    nothing is seen inside CUDA graphs.
-    """
-    tensor._dynamo_static_input_type = "unguarded"
-
-
 def compiled_graphs() -> int:
     """Return how many graphs this process has compiled; call it once the compiler is loaded.
 
@@ -192,16 +147,17 @@ def compiled_graphs() -> int:
         return 0
 
 
-def is_compiled(model: torch.nn.Module | None) -> bool:
-    """Return whether a model, or a module in it, is compiled.
+def compiled_modules(model: torch.nn.Module | None) -> list[torch.nn.Module]:
+    """Return the modules of a model that are compiled, perhaps itself.
 
-    Buys: the user is told that it runs eagerly while operations are recorded, also before its first
-    call. Otherwise from the first graph on.
+    Buys: the user is told that they run eagerly while operations are recorded, and that nothing
+    is traced in them, also before their first call. Otherwise from the first graph on.
     """
-    return model is not None and any(
-        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
+    return [
+        module
+        for module in (() if model is None else model.modules())
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    ]
 
 
 def compiler_is_loaded() -> bool:

@@ -45,7 +45,7 @@ def find_probes(
 class _Notes:
     """An observer that notes what hooks see, by name."""
 
-    only_training = explains = summarizes = inputs = False
+    only_training = explains = inputs = False
     batch = None
     kinds = (Kind.ACTIVATION, Kind.GRADIENT)
     active = capturing = True

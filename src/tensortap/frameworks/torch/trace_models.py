@@ -1,18 +1,18 @@
-"""Torch models as targets of `trace`: wrappers, calls of the root, and compiled graphs."""
+"""Torch models as targets of `trace`: wrappers, and calls of the root."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from tensortap.frameworks.torch import graph_tracing, graphs, private
-from tensortap.frameworks.torch.hooks import GraphTensors, ModuleHook, hook_module
+from tensortap.frameworks.torch import private
+from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
 from tensortap.frameworks.torch.names import unwrapped
+from tensortap.frameworks.torch.private_compiler import compiled_modules
 
-TRACED = "functions in them are traced"
 _WRAPPERS = ("_forward_module", "module")  # of trainers whose wrapper classes are not known
 
 
@@ -64,6 +64,11 @@ def closed(owner: Any) -> str | None:
     return None
 
 
+def compiled(target: Any) -> frozenset[int]:
+    found = compiled_modules(target) if is_model(target) else []
+    return frozenset(id(inner) for module in found for inner in module.modules())
+
+
 def in_backward() -> bool:
     return private.backward_pass() != -1
 
@@ -74,50 +79,7 @@ def hook_root(
     end: Callable[[], None] | None,
 ) -> contextlib.ExitStack:
     hooks = contextlib.ExitStack()
-    hooks.callback(graphs.forget_graphs, TRACED, begins=False)
-
-    def hook(call: Callable[[], None], **options: bool) -> None:
-        probe = graphs.probe(lambda values, note: call())
-        hooks.callback(graphs.drop, probe)
-        both = ModuleHook(lambda *args: call(), _insert_call, GraphTensors(probe))
-        hooks.callback(hook_module(module, both, **options))
-
-    hook(lambda: begin(module), before=True)
+    hooks.callback(hook_module(module, ModuleHook(lambda *args: begin(module)), before=True))
     if end is not None:
-        hook(end, always_call=True)
-    graphs.forget_graphs(TRACED, begins=True)
+        hooks.callback(hook_module(module, ModuleHook(lambda *args: end()), always_call=True))
     return hooks
-
-
-def _insert_call(hook: ModuleHook, *args: Any) -> None:
-    graphs.look([], hook.probe, "", "")
-
-
-def has_replicas() -> bool:
-    """Return whether DataParallel would copy a model for each call, on several devices."""
-    return bool(torch.cuda.is_available() and torch.cuda.device_count() > 1)
-
-
-def hook_replicas(
-    modules: Iterable[torch.nn.Module],
-    add_alias: Callable[[Any, Any], None],
-    remove_alias: Callable[[Any], None],
-) -> contextlib.ExitStack:
-    # a copy shares the dict of hooks with its module, so a hook on the module runs for both
-    hooks = contextlib.ExitStack()
-    for original in modules if has_replicas() else ():
-
-        def before(module: Any, args: Any, original: Any = original) -> None:
-            if module is not original:
-                add_alias(module, original)
-
-        def after(module: Any, args: Any, output: Any, original: Any = original) -> None:
-            if module is not original:
-                remove_alias(module)
-
-        hooks.callback(hook_module(original, ModuleHook(before), before=True))
-        hooks.callback(hook_module(original, ModuleHook(after), always_call=True))
-    return hooks
-
-
-compile_probes = graph_tracing.compile_probes

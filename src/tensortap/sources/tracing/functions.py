@@ -111,7 +111,7 @@ def bound_names(code: CodeType) -> tuple[str, ...]:
 def argument_names(code: CodeType) -> tuple[str, ...]:
     count = code.co_argcount + code.co_kwonlyargcount
     count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
-    return tuple([unmangled(name, code) for name in code.co_varnames[:count]])
+    return tuple([_unmangled(name, code) for name in code.co_varnames[:count]])
 
 
 def this_name(code: CodeType) -> str | None:
@@ -124,15 +124,15 @@ def this_name(code: CodeType) -> str | None:
 def _stored_names(code: CodeType) -> Iterator[str]:
     nested_codes = {id(one): one for one in code.co_consts if isinstance(one, CodeType)}
     for instruction in dis.get_instructions(code):
-        for name in stored_by(instruction):
+        for name in _stored_by(instruction):
             if not name.startswith((".", "__tensortap")):
-                yield unmangled(name, code)
+                yield _unmangled(name, code)
         nested_code = nested_codes.get(id(instruction.argval))
         if nested_code is not None and nested_code.co_name in COMPREHENSIONS:
             yield from _stored_names(nested_code)
 
 
-def stored_by(instruction: dis.Instruction) -> tuple[str, ...]:
+def _stored_by(instruction: dis.Instruction) -> tuple[str, ...]:
     if instruction.opname in _STORES:
         return (instruction.argval,)
     if instruction.opname == "STORE_FAST_STORE_FAST":
@@ -151,7 +151,7 @@ def nested(code: CodeType, name: str) -> CodeType | None:
     return None
 
 
-def unmangled(name: str, code: CodeType) -> str:
+def _unmangled(name: str, code: CodeType) -> str:
     """Return a name as written in the source: in a class, ``__x`` is compiled to ``_Class__x``."""
     prefix, _, rest = name.partition("__")
     classes = [part.lstrip("_") for part in code.co_qualname.split(".")]

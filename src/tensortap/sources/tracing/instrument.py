@@ -1,7 +1,6 @@
 """Instrumented functions: they run other code while somebody listens to them.
 
-There are two mechanisms: code compiled again from the source file, and `sys.monitoring` (Python
-3.12 and later) where there is no usable source. The whole file is compiled, so that closures,
+The code is compiled again from the source file. The whole file is compiled, so that closures,
 ``super()``, decorators and line numbers stay correct; only the one function differs. If the
 unchanged file does not compile to the code that runs, the file has been edited and is not used.
 """
@@ -19,7 +18,6 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from tensortap.sources.names import code_objects, contains_code
-from tensortap.sources.tracing import monitor
 from tensortap.sources.tracing.functions import NoSource
 from tensortap.sources.tracing.probes import PROBES, FunctionListeners, Listener
 from tensortap.sources.tracing.rewrite import (
@@ -40,7 +38,7 @@ class InstrumentedFunction:
         self._function = weakref.ref(function)
         self.listeners = FunctionListeners()
         self._original: CodeType = function.__code__
-        self._given: CodeType | None = None  # None if it is monitored
+        self._given: CodeType | None = None
         self._spec: ProbeSpec | None = None  # what is reported; None if not instrumented
         self._for_anyone = False  # whatever object it is called on
 
@@ -52,37 +50,22 @@ class InstrumentedFunction:
 
     def instrument(self, spec: ProbeSpec, for_anyone: bool) -> None:
         """Make the function report this as well; raise NoSource if it cannot."""
-        first = self._spec is None
         if self._spec is None:
             self._original = self.function().__code__
         else:
             spec, for_anyone = union([self._spec, spec]), for_anyone or self._for_anyone
             if (spec, for_anyone) == (self._spec, self._for_anyone):
                 return
-        if first or self._given is not None:
-            try:
-                self._compile(spec, for_anyone)
-            except NoSource as error:
-                if not first:
-                    raise
-                monitor.check(self._original, spec, error)
-                self._given = None
-        if self._given is None:
-            monitor.watch(self._original, self.listeners.number, spec)
-        self._spec, self._for_anyone = spec, for_anyone
-
-    def _compile(self, spec: ProbeSpec, for_anyone: bool) -> None:
         names, number = self.function().__globals__, self.listeners.number
         code = instrumented_code(self._original, names, spec, number, for_anyone)
         names.update(PROBES)
         names[TRACED_IDS.format(number)] = self.listeners.by_object
         self.function().__code__ = self._given = code
+        self._spec, self._for_anyone = spec, for_anyone
 
     def restore(self) -> None:
         function = self._function()
-        if self._given is None:
-            monitor.forget(self._original)
-        elif function is not None and function.__code__ is self._given:
+        if function is not None and function.__code__ is self._given:
             function.__code__ = self._original  # unless somebody else has replaced it meanwhile
         self._spec = None
 
@@ -101,10 +84,10 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-def listen(function: FunctionType, this: Any, listener: Listener, spec: ProbeSpec) -> int:
+def listen(function: FunctionType, this: Any, listener: Listener, spec: ProbeSpec) -> None:
     """Tell a listener about calls of a function on the object `this` (None: about all calls).
 
-    Returns the number of the function. Raises NoSource if the function cannot be instrumented.
+    Raises NoSource if the function cannot be instrumented.
     """
     with _lock:
         found = _instrumented.get(function)
@@ -112,7 +95,6 @@ def listen(function: FunctionType, this: Any, listener: Listener, spec: ProbeSpe
             found = _instrumented[function] = InstrumentedFunction(function)
         found.instrument(spec, this is None)
         found.listeners.add(listener, this)
-        return found.listeners.number
 
 
 def unlisten(function: FunctionType, listener: Listener) -> None:

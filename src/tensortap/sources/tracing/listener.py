@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import logging
 import threading
 from collections.abc import Callable, Hashable
 from types import FunctionType
@@ -17,6 +18,9 @@ from tensortap.sources.tracing.resolve import LocalProbe, TracedFunction, how_to
 from tensortap.sources.tracing.results import Iteration
 from tensortap.sources.tracing.rewrite import ProbeSpec
 
+log = logging.getLogger("tensortap")
+
+IN_GRAPH = "runs inside a graph of torch.compile, where nothing is traced: trace the eager model"
 _DISABLED = "capturing was off (tap.enable() turns it on)"
 _NOT_SELECTED = "every= and mode= selected no values"
 
@@ -96,7 +100,7 @@ class FunctionListener:
         self.caller: FunctionListener | None = None
         self.counts_model = False  # it is the forward whose calls are the iterations
         self.outside_forward = False  # a method of the model that may run outside its forward
-        self.number = -1
+        self._compiled = False
         self._counter = counter
         self._calls: Calls = collections.Counter()
         self._called = 0
@@ -184,6 +188,12 @@ class FunctionListener:
     def fault(self, error: Exception) -> None:
         pipeline.fault(self.traced.label, error, "was not traced")
 
+    def compiled(self) -> None:
+        """Report that torch.compile has compiled the function into a graph."""
+        if not self._compiled:
+            self._compiled = True
+            log.warning("tensortap: %s %s", self.traced.label, IN_GRAPH)
+
     def empty_probes(self) -> list[tuple[LocalProbe, str]]:
         """Return the probes without any value, each with the reason."""
         return [(probe, self._why_empty(probe)) for probe in self.probes if not probe.kept]
@@ -191,12 +201,15 @@ class FunctionListener:
     def _why_empty(self, probe: LocalProbe) -> str:
         label, inside = self.traced.label, probe.inside
         if not self._called:
+            if self._compiled:
+                return f"{label} {IN_GRAPH}"
             if self.caller is not None:
                 return f"{label} was never called by {self.caller.traced.label}"
             if self._skipped:
                 times, reasons = self._skipped.total(), " and ".join(self._skipped)
                 return f"{label} was called {times} times, but only while {reasons}"
-            return f"{label} was never called while it was traced (in this process)"
+            where = "in this process, outside of compiled graphs"
+            return f"{label} was never called while it was traced ({where})"
         if not probe.bound:
             name = probe.name
             verb = "returned" if name is None else f"bound {name!r}"

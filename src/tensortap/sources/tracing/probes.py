@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-from tensortap.frameworks.torch.hidden import hide_from_compiler
+from tensortap.frameworks.torch.hidden import (
+    constant_when_compiled,
+    hide_from_compiler,
+    replace_when_compiled,
+)
 from tensortap.sources.tracing import rewrite
 
-# A listener has `call()`, which begins a call of the function, and `fault(error)`. What `call`
-# returns has `bind`, `result`, `exit`, `nested` and `fault`.
+# A listener has `call()`, which begins a call of the function, `compiled()` and `fault(error)`.
+# What `call` returns has `bind`, `result`, `exit`, `nested` and `fault`.
 Listener: TypeAlias = Any
 Calls: TypeAlias = list[Any]
 
@@ -67,25 +71,14 @@ class FunctionListeners:
             else:
                 self.by_object[key] = left
 
+    def all(self) -> list[Listener]:
+        return list(self._objects)
+
     def of(self, this: object) -> tuple[Listener, ...]:
         return self.by_object.get(id(this), self.anyone)
 
 
 _functions: list[FunctionListeners] = []
-in_graphs: dict[str, Any] = {}  # keys that compiled graphs have in place of calls under way
-
-
-def add_alias(other: Any, this: Any) -> None:
-    """Treat calls on another object as calls on `this`, until `remove_alias`."""
-    for listeners in _functions:
-        if id(this) in listeners.by_object:
-            listeners.by_object[id(other)] = listeners.by_object[id(this)]
-
-
-def remove_alias(other: Any) -> None:
-    """Treat calls on an object as its own again."""
-    for listeners in _functions:
-        listeners.by_object.pop(id(other), None)
 
 
 def _begin(listeners: Iterable[Any], method: str, *args: Any) -> Calls | None:
@@ -108,25 +101,13 @@ def enter(number: int, this: object) -> Calls | None:
     return _begin(_functions[number].of(this), "call")
 
 
-def enter_on(number: int, this: int) -> Calls | None:
-    """Begin a call on the object with this id, in a compiled graph."""
-    listeners = _functions[number]
-    return _begin(listeners.by_object.get(this, listeners.anyone), "call")
+def nested(outer: Calls | None, name: str) -> Calls | None:
+    return _begin(outer or (), "nested", name)
 
 
-def _under_way(calls: Calls | str | None) -> Calls:
-    """Return the calls under way, also where code goes on after the end of a compiled graph."""
-    found: Calls | None = in_graphs[calls].calls if isinstance(calls, str) else calls
-    return found or []
-
-
-def nested(outer: Calls | str | None, name: str) -> Calls | None:
-    return _begin(_under_way(outer), "nested", name)
-
-
-def bind(calls: Calls | str | None, name: str, value: Any, part: str | None = None) -> Any:
+def bind(calls: Calls | None, name: str, value: Any, part: str | None = None) -> Any:
     """Report a binding; return the value."""
-    for call in _under_way(calls):
+    for call in calls or ():
         try:
             call.bind(name, value, part)
         except Exception as error:
@@ -134,9 +115,9 @@ def bind(calls: Calls | str | None, name: str, value: Any, part: str | None = No
     return value
 
 
-def result(calls: Calls | str | None, value: Any) -> Any:
+def result(calls: Calls | None, value: Any) -> Any:
     """Report a value that is returned or yielded; return the value."""
-    for call in _under_way(calls):
+    for call in calls or ():
         try:
             call.result(value)
         except Exception as error:
@@ -144,8 +125,8 @@ def result(calls: Calls | str | None, value: Any) -> Any:
     return value
 
 
-def exit_(calls: Calls | str | None) -> None:
-    for call in _under_way(calls):
+def exit_(calls: Calls | None) -> None:
+    for call in calls or ():
         try:
             call.exit()
         except Exception as error:
@@ -172,6 +153,41 @@ PROBES: dict[str, Callable[..., Any]] = {
     rewrite.LOCALS: without_probes,
     rewrite.ID: id,
 }
-ALL: tuple[Any, ...] = (_begin, _under_way, enter, nested, bind, result, exit_, without_probes)
-for _probe in ALL:
-    hide_from_compiler(_probe)
+hide_from_compiler(without_probes)
+
+
+# -- in graphs of torch.compile, where nothing is traced ------------------------------------
+
+
+def _report_compiled(number: int) -> None:
+    # a function that was instrumented in another process and sent here has no listeners
+    for listener in _functions[number].all() if number < len(_functions) else ():
+        listener.compiled()
+
+
+def _enter_in_graph(number: int, this: object) -> None:
+    _report_compiled(number)
+
+
+def _nested_in_graph(outer: object, name: str) -> None:
+    return None
+
+
+def _bind_in_graph(calls: object, name: str, value: Any, part: str | None = None) -> Any:
+    return value
+
+
+def _result_in_graph(calls: object, value: Any) -> Any:
+    return value
+
+
+def _exit_in_graph(calls: object) -> None:
+    return None
+
+
+constant_when_compiled(_report_compiled)
+replace_when_compiled(enter, _enter_in_graph)
+replace_when_compiled(nested, _nested_in_graph)
+replace_when_compiled(bind, _bind_in_graph)
+replace_when_compiled(result, _result_in_graph)
+replace_when_compiled(exit_, _exit_in_graph)
