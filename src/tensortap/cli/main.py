@@ -20,7 +20,6 @@ from tensortap.cli import (
     film,
     ls,
     ranks,
-    replay,
     report,
     reproduce,
     run,
@@ -46,7 +45,7 @@ app = typer.Typer(
 for command in (
     serve.serve, top.top, view.view, doctor.doctor, ls.ls, ranks.ranks, show.show, check.check,
     compare.compare, bisect.bisect, export.export, film.film, report.report,
-    reproduce.reproduce, replay.replay, why.why, demo.demo,
+    reproduce.reproduce, why.why, demo.demo,
 ):  # fmt: skip
     app.command()(command)
 # what follows the program belongs to it

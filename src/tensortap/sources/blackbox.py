@@ -5,34 +5,26 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from tensortap.alerts.alert import WHY, Alert, record_of
 from tensortap.alerts.monitor import listeners
 from tensortap.arguments import check_callable, check_count
-from tensortap.errors import NotFound, TensortapError
+from tensortap.errors import TensortapError
 from tensortap.frameworks.registry import loaded_frameworks
-from tensortap.frameworks.replaying import KeptBatch, KeptState, StorableTraining, Training
+from tensortap.frameworks.replaying import KeptBatch, KeptState, Training
 from tensortap.limits import format_size
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record
-from tensortap.runs.replayable import ReplayableWriter
-from tensortap.sources.box_writer import BoxWriter
 from tensortap.sources.explaining import Explainer, KeptStep
-from tensortap.sources.init import opened
 from tensortap.sources.outside import iterators_of
-from tensortap.sources.replay_request import requested
 from tensortap.sources.rewound import rewound
 from tensortap.sources.verdicts import Verdict
 
 log = logging.getLogger("tensortap")
 
 _MEMORY = 2 << 30  # bytes of batches; the state is kept once on top of it
-
-
-_boxes: weakref.WeakSet[BlackBox] = weakref.WeakSet()
 
 
 class _Disabled(Exception):
@@ -55,21 +47,13 @@ class BlackBox:
         self._spare: KeptStep | None = None  # a good step before the snapshot
         self._count = 0
         self._alerted = self._explained = self._replaying = self._interrupted = False
-        self._remarked = False
-        self._writer: BoxWriter | None = None
-        self._request = requested()
         self.verdicts: list[Verdict] = []
         listeners.add(self)
-        _boxes.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step; keep what is needed to run it again."""
         if self._replaying:
             return self.step_function(*args, **kwargs)
-        if self._request is not None:
-            from tensortap.sources.replay import answer
-
-            answer(self, self._request)
         if not pipeline.enabled and self.training.world_size == 1:
             self._forget()
             return self.step_function(*args, **kwargs)
@@ -122,8 +106,7 @@ class BlackBox:
     def _before(self, batch: Any) -> None:
         kept: KeptBatch | Exception = self._keep_batch(batch)
         nbytes = kept.nbytes if isinstance(kept, KeptBatch) else 0
-        writer = self._wanted_writer()
-        restart = self._snapshot is None or self._interrupted or writer is not self._writer
+        restart = self._snapshot is None or self._interrupted
         full = self._held(with_spare=True) + nbytes > self._memory
         # ranks replay together: all of them begin with the same step
         alerted, restart, full = self.training.agree(
@@ -133,7 +116,6 @@ class BlackBox:
         if alerted:
             self._explained = True
             self._explained = self._explain_steps(alerted=True) is not None
-        self._writer = writer
         if restart:
             self._forget()
         if isinstance(kept, Exception):
@@ -142,11 +124,8 @@ class BlackBox:
         due = len(self._steps) >= self._every and not self._steps[-1].bad
         number = self._count if pipeline.clock.step is None else pipeline.clock.step
         if restart or due or full:
-            self._take_snapshot(number, nbytes)
-        moment = self.training.keep_moment()
-        self._steps.append(KeptStep(number, kept, moment))
-        if writer is not None:
-            writer.step(number, kept, moment)
+            self._take_snapshot(nbytes)
+        self._steps.append(KeptStep(number, kept, self.training.keep_moment()))
         self._count += 1
 
     def _keep_batch(self, batch: Any) -> KeptBatch | Exception:
@@ -162,40 +141,13 @@ class BlackBox:
             return ValueError(f"a batch has {size}, more than memory={self._memory:,} bytes")
         return kept
 
-    def _take_snapshot(self, number: int, nbytes: int) -> None:
+    def _take_snapshot(self, nbytes: int) -> None:
         """Copy the state, and make room for the next batch."""
-        continues = self._snapshot is not None
         good = [each for each in self._steps if not each.bad]
         self._spare = good[-1] if good else self._spare
         if self._spare is not None and self._spare.batch.nbytes + nbytes > self._memory:
             self._spare = None
-        # the writer may still read the last one
-        instead = self._snapshot if self._writer is None else None
-        self._snapshot, self._steps = self.training.keep_state(instead), []
-        if self._writer is not None:
-            self._writer.snapshot(number, self._snapshot, continues)
-
-    def _wanted_writer(self) -> BoxWriter | None:
-        """Return the writer of the run that is open now, if it wants black boxes: the first."""
-        run, training = opened(), self.training
-        writer = None if run is None else run.box
-        if run is not None and run.box_options is not None and writer is None:
-            if isinstance(training, StorableTraining):
-                files = ReplayableWriter(
-                    run.path, run.rank, run.box_options.disk, durable=run.durable
-                )
-                writer = run.box = BoxWriter(files, training, run.box_options, id(self))
-            else:
-                self._remark("a black box of a JAX program is not written into the run")
-        if writer is not None and writer.owner != id(self):
-            self._remark("only the first black box of a run is written into it")
-            writer = None
-        return writer
-
-    def _remark(self, text: str) -> None:
-        if not self._remarked:
-            self._remarked = True
-            log.warning("tensortap: %s", text)
+        self._snapshot, self._steps = self.training.keep_state(self._snapshot), []
 
     def _after(self, result: Any) -> None:
         last = self._steps[-1] if self._steps else None  # None: it could not be kept
@@ -208,8 +160,6 @@ class BlackBox:
             bad, explains = self.training.agree(bad, bad and not self._explained)
         if last is not None:
             last.bad = bad
-            if self._writer is not None:
-                self._writer.result(last.digest)
         self._explained = bad
         if explains:
             self.explain()
@@ -281,18 +231,6 @@ class BlackBox:
         pipeline.put(record_of(
             alert, seq=pipeline.next_seq(), time_ns=time.time_ns(), world_size=world_size
         ))  # fmt: skip
-
-
-def only_box() -> BlackBox:
-    """Return the black box of this program; raise NotFound if there is none, or several."""
-    found = list(_boxes)
-    if len(found) == 1:
-        return found[0]
-    have = "has no black box" if not found else f"has {len(found)} black boxes"
-    raise NotFound(
-        f"this program {have}: pass step_fn=, the step function that tap.blackbox() returned, or "
-        "use the command `tensortap replay`, which starts the program again"
-    )
 
 
 def blackbox(

@@ -177,7 +177,7 @@ class RunReport:
 
     def _why(self) -> str:
         verdict = verdict_of(self.alerts)
-        return "" if verdict is None else _section("Why", why_html(verdict, self._figure))
+        return "" if verdict is None else _section("Why", why_html(verdict))
 
     def _training(self) -> str:
         figure = training_figure(self.table, height=220, step=self.first_alert)

@@ -45,16 +45,6 @@ def first_bad(operation: Operation) -> int:
     return next((i for i, x in enumerate(outputs) if x is not None and x.finite != x.count), 0)
 
 
-def is_elementwise(name: str) -> bool:
-    """Return whether an element of the output is made of those at its place in the inputs.
-
-    Softmax counts, too: its bad elements fill whole rows.
-    """
-    return "softmax" in name or any(
-        reason.__module__ == elementwise.__name__ for reason in REASONS.get(name, ())
-    )
-
-
 def selected(operation: Operation, bad: int) -> tuple[list[OperationInput], list[OperationOutput]]:
     """Return inputs and outputs; of an operation on lists, those of the output `bad`."""
     inputs = operation.inputs
