@@ -11,7 +11,7 @@ from torch import nn
 
 import tensortap as tap
 from tensortap.record import Kind
-from tensortap.sources.verdicts import DATA, DETERMINISTIC, TRANSIENT
+from tensortap.sources.explaining import DATA, DETERMINISTIC, TRANSIENT
 
 INF, NAN = float("inf"), float("nan")
 STEPS, FAULTY = 9, 6  # the fault is there from this step on

@@ -13,7 +13,7 @@ import tensortap as tap
 from tensortap.errors import TensortapError
 from tensortap.frameworks.observing import tensors_in
 from tensortap.frameworks.torch.held import HeldTensor
-from tensortap.sources.verdicts import DATA, DETERMINISTIC, FINITE
+from tensortap.sources.explaining import DATA, DETERMINISTIC, FINITE
 
 
 class Hostile:

@@ -72,9 +72,6 @@ class Training(Protocol):
     def digest_of(self, result: Any) -> bytes:
         """Return a digest of the result of a step."""
 
-    def digest(self) -> bytes:
-        """Return a digest of the whole state."""
-
     def agree(self, *flags: bool) -> list[bool]:
         """Return which flags are set on any rank; every rank has to call this."""
 

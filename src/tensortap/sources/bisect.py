@@ -32,7 +32,6 @@ class BisectOptions(NamedTuple):
     atol: float | None = None
     rtol: float | None = None
     rules: str | None = None
-    skipped: tuple[tuple[str, str], ...] = ()  # modules that raise, and what
 
     @property
     def renames(self) -> list[tuple[str, str]]:
@@ -56,7 +55,7 @@ class Bisection:
             rules = load_rules(options.rules)
         run, renames = ComparedRun(options.run), options.renames
         recorded = RecordedStep(run, options.step, renames)
-        self.step, self.reference, self._options = recorded.step, run.title, options
+        self.step, self.reference = recorded.step, run.title
         self._before: RecordedTensors | None = None
         # a run of each n-th step has none: then the program has its own weights
         with contextlib.suppress(NotFound):
@@ -64,9 +63,6 @@ class Bisection:
         tolerance = Tolerance(threads=1).given(options.atol, options.rtol)
         self.judge = Judge(recorded, tolerance, rules, self._before)
         self.hooks: GraftHooks = grafting(model, self.judge)
-        self._skipped = [module for module, _ in options.skipped if self.hooks.skip(module)]
-        for module, words in options.skipped:
-            self.judge.raised(module, words, ended=False)
 
     def begin(self) -> None:
         """Start from the recorded weights, if there are any from before the step."""
@@ -80,8 +76,7 @@ class Bisection:
         if isinstance(error, TensortapError) or not module:
             return False
         first = (str(error).splitlines() or [""])[0]
-        if module not in self._skipped:
-            self.judge.raised(module, f"raised {type(error).__name__}: {first}", ended=True)
+        self.judge.raised(module, f"raised {type(error).__name__}: {first}")
         return True
 
     def end(self) -> None:
@@ -89,16 +84,8 @@ class Bisection:
         self.hooks.detach()
 
     def report(self) -> BisectReport:
-        """Return what was found, in as many executions as it took."""
-        return self.judge.report(self.reference, 1 + len(self._options.skipped))
-
-
-def next_options(options: BisectOptions, report: BisectReport) -> BisectOptions | None:
-    """Return how to execute the step once more, without the module that raised; None if done."""
-    if not report.raised or report.raised in dict(options.skipped):
-        return None
-    words = next(each for each in report.faults if each.module == report.raised).comparison.reason
-    return options._replace(skipped=(*options.skipped, (report.raised, words)))
+        """Return what was found."""
+        return self.judge.report(self.reference)
 
 
 @checked
@@ -116,9 +103,8 @@ def bisect(
     """Find all modules that do not compute what the reference computes from its inputs.
 
     `step_fn` runs one training step, with the batch of the reference: forward, and if you like
-    backward and optimizer. It is called once, and again for each module that raises. Meanwhile the
-    tensors of `run` take the place of those computed, so that each module is judged on its own and
-    one bug does not hide another.
+    backward and optimizer. It is called once. Meanwhile the tensors of `run` take the place of
+    those computed, so that each module is judged on its own and one bug does not hide another.
     Record the reference with ``tap.track(model, optimizer, tensors=True, inputs=True)``.
 
     `step` is the recorded step, by default the first; before a later one, the model gets the
@@ -136,16 +122,8 @@ def bisect(
     ('1',)
     """
     given = None if rules is None or isinstance(rules, RuleSet) else str(rules)
-    options: BisectOptions | None = BisectOptions(run, step, tuple(mapping), atol, rtol, given)
     own = rules if isinstance(rules, RuleSet) else None
-    while options is not None:
-        report = _execute(step_fn, model, Bisection(model, options, own))
-        options = next_options(options, report)
-    return report
-
-
-def _execute(step_fn: Callable[[], Any], model: Any, bisection: Bisection) -> BisectReport:
-    """Execute the step once and judge it; leave everything as it was."""
+    bisection = Bisection(model, BisectOptions(run, step, tuple(mapping), atol, rtol, given), own)
     kept = _KeptProgram(model)
     enabled = pipeline.enabled
     pipeline.switch(False)  # nobody records what is executed with values of another run

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from tensortap.alerts.alert import WHY, Alert, record_of
@@ -17,10 +21,7 @@ from tensortap.frameworks.replaying import KeptBatch, KeptState, Training
 from tensortap.limits import format_size
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record
-from tensortap.sources.explaining import Explainer, KeptStep
-from tensortap.sources.outside import iterators_of
-from tensortap.sources.rewound import rewound
-from tensortap.sources.verdicts import Verdict
+from tensortap.sources.explaining import Explainer, KeptStep, Verdict
 
 log = logging.getLogger("tensortap")
 
@@ -178,7 +179,7 @@ class BlackBox:
         if missing or self._snapshot is None:
             return None
         self._check_model(self._snapshot)
-        with self.rewound():
+        with self._rewound():
             verdict, records = Explainer(
                 self.step_function, self.model, self.training, self._snapshot, self._steps,
                 self._spare, alerted,
@@ -202,20 +203,25 @@ class BlackBox:
             )
 
     @contextlib.contextmanager
-    def rewound(self) -> Iterator[None]:
-        """Run other steps inside; afterwards everything is as it was, bit by bit."""
+    def _rewound(self) -> Iterator[None]:
+        """Run steps inside, then restore all state, bit by bit."""
         read = iterators_of(self.step_function)
         if read:
             raise TensortapError(
                 f"the step reads the iterator {read[0]}, which cannot be rewound: pass the batch "
                 "to the step as an argument"
             )
+        present, clock = self.training.keep_present(), pipeline.clock
+        enabled, step, steps = pipeline.enabled, clock.step, clock.steps
+        pipeline.switch(False)  # nobody tracks or catches what is run
         self._replaying = True
         try:
-            with rewound(self.training):
-                yield
+            yield
         finally:
             self._replaying = False
+            self.training.restore(present)
+            clock.step, clock.steps = step, steps
+            pipeline.switch(enabled)
 
     def _publish(self, verdict: Verdict, records: list[Record]) -> None:
         """Print the verdict, and put it and the operations of the step into the run."""
@@ -271,3 +277,57 @@ def blackbox(
     raise TypeError(
         f"model must be a torch.nn.Module, or None for a JAX program; got {model!r:.100}"
     )
+
+
+# -- iterators that a step reads by itself: nobody can run such a step again ----------------------
+
+
+def iterators_of(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the iterators that a function, or one that it calls, refers to."""
+    found: dict[str, None] = {}
+    waiting: list[Any] = [function]
+    seen: set[int] = set()
+    while waiting and len(seen) < 200:  # functions that are looked at
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        for name, value in _referred(each):
+            if isinstance(value, (FunctionType, MethodType, functools.partial)):
+                waiting.append(value)
+            elif isinstance(value, Iterator) and not isinstance(value, io.IOBase):
+                found[name] = None
+    return list(found)
+
+
+def _referred(function: Any) -> list[tuple[str, Any]]:
+    """Return the values to which a function of the user refers, with their names."""
+    if isinstance(function, functools.partial):
+        return [("", function.func)]
+    own: dict[str, Any] = {}
+    if isinstance(function, MethodType):
+        own = getattr(function.__self__, "__dict__", {})
+        function = function.__func__
+    if not isinstance(function, FunctionType) or _is_library(function):
+        return []
+    names = _names_in(function.__code__)
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    values = {name: own[name] for name in names if name in own}
+    values |= {name: function.__globals__[name] for name in names if name in function.__globals__}
+    for name, cell in cells:
+        try:
+            values[name] = cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
+    return list(values.items())
+
+
+def _is_library(function: FunctionType) -> bool:
+    package = (function.__module__ or "").partition(".")[0]
+    return package in sys.stdlib_module_names or package in ("torch", "jax", "numpy", "tensortap")
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names of globals and attributes in a function and those within it."""
+    inner = (const for const in code.co_consts if isinstance(const, CodeType))
+    return set(code.co_names).union(*map(_names_in, inner))

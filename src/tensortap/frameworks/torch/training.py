@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
-from xxhash import xxh3_128
 
 from tensortap import ranks
 from tensortap.frameworks.observing import tensors_in
@@ -145,14 +144,6 @@ class TorchTraining(Training):
             for other, state in zip(self._others, states, strict=True):
                 _load(other, copy.deepcopy(state))
         self.restore_moment(moment)
-
-    def digest(self) -> bytes:
-        hasher = xxh3_128()
-        with quiet():
-            for _, value in self._places():
-                for _, tensor in tensors_in(value, torch.Tensor):
-                    hasher.update(digest_of(local(tensor)))
-        return hasher.digest()
 
     # -- moments ---------------------------------------------------------------------------------
 
