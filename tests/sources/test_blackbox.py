@@ -95,32 +95,16 @@ class Program:
         return [x.numpy().tobytes() for x in tensors], numbers, drawn
 
 
-def full(h, value):
-    return torch.full_like(h, value)
-
-
 def ones16(*shape):
     return torch.ones(*shape, dtype=torch.float16)
 
 
 FORWARD = {
     "log": lambda h: torch.log(-h.abs() - 1),
-    "sqrt": lambda h: torch.sqrt(-h.abs() - 1),
-    "div": lambda h: h / (h - h),
-    "exp": lambda h: torch.exp(h.abs() * 1e3 + 1e3),
     "to_copy": lambda h: h + (h * 0 + 70000).half().float(),
     "mm": lambda h: h + (ones16(2, 64) * 200 @ (ones16(64, 2) * 200)).float().sum(),
     "softmax": lambda h: h.masked_fill(h == h, -INF).softmax(-1),
-    "pow": lambda h: (-h.abs() - 1) ** 0.3,
-    "rsqrt": lambda h: torch.rsqrt(h - h),
-    "acos": lambda h: torch.acos(h.abs() + 2),
-    "atanh": lambda h: torch.atanh(h.abs() + 2),
-    "sub": lambda h: h + (full(h, INF) - full(h, INF)),
-    "mul": lambda h: h + full(h, INF) * 0,
     "sum": lambda h: h + ones16(70000).sum().float(),
-    "mean": lambda h: h + h[:0].mean(),
-    "reciprocal": lambda h: h * (h - h).reciprocal(),
-    "cosh": lambda h: torch.cosh(h.abs() * 1e3 + 1e3),
     "log_": lambda h: (h - h).sub_(1).log_(),
     "div_": lambda h: h.clone().div_(h - h),
 }

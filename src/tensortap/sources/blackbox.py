@@ -25,8 +25,6 @@ from tensortap.sources.explaining import Explainer, KeptStep, Verdict
 
 log = logging.getLogger("tensortap")
 
-_MEMORY = 2 << 30  # bytes of batches; the state is kept once on top of it
-
 
 class _Disabled(Exception):
     """Capturing is off on this rank."""
@@ -38,9 +36,9 @@ class BlackBox:
     def __init__(
         self, step: Callable[..., Any], model: Any, training: Training, every: int, memory: int
     ) -> None:
-        self.step_function = step
-        self.model = model
-        self.training = training
+        self._step = step
+        self._model = model
+        self._training = training
         self._every = every
         self._memory = memory
         self._snapshot: KeptState | None = None
@@ -54,13 +52,13 @@ class BlackBox:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step; keep what is needed to run it again."""
         if self._replaying:
-            return self.step_function(*args, **kwargs)
-        if not pipeline.enabled and self.training.world_size == 1:
+            return self._step(*args, **kwargs)
+        if not pipeline.enabled and self._training.world_size == 1:
             self._forget()
-            return self.step_function(*args, **kwargs)
+            return self._step(*args, **kwargs)
         self._guarded(self._before, (args, kwargs))
         try:
-            result = self.step_function(*args, **kwargs)
+            result = self._step(*args, **kwargs)
         except BaseException as error:
             self._interrupted = True
             if self._steps and isinstance(error, Exception):
@@ -110,7 +108,7 @@ class BlackBox:
         restart = self._snapshot is None or self._interrupted
         full = self._held(with_spare=True) + nbytes > self._memory
         # ranks replay together: all of them begin with the same step
-        alerted, restart, full = self.training.agree(
+        alerted, restart, full = self._training.agree(
             self._alerted and not self._explained, restart or isinstance(kept, Exception), full
         )
         self._alerted = self._interrupted = False
@@ -126,7 +124,7 @@ class BlackBox:
         number = self._count if pipeline.clock.step is None else pipeline.clock.step
         if restart or due or full:
             self._take_snapshot(nbytes)
-        self._steps.append(KeptStep(number, kept, self.training.keep_moment()))
+        self._steps.append(KeptStep(number, kept, self._training.keep_moment()))
         self._count += 1
 
     def _keep_batch(self, batch: Any) -> KeptBatch | Exception:
@@ -134,7 +132,7 @@ class BlackBox:
         if not pipeline.enabled:
             return _Disabled()
         try:
-            kept = self.training.keep_batch(batch)
+            kept = self._training.keep_batch(batch)
         except Exception as error:
             return error
         if kept.nbytes > self._memory:
@@ -148,17 +146,17 @@ class BlackBox:
         self._spare = good[-1] if good else self._spare
         if self._spare is not None and self._spare.batch.nbytes + nbytes > self._memory:
             self._spare = None
-        self._snapshot, self._steps = self.training.keep_state(self._snapshot), []
+        self._snapshot, self._steps = self._training.keep_state(self._snapshot), []
 
     def _after(self, result: Any) -> None:
         last = self._steps[-1] if self._steps else None  # None: it could not be kept
         bad = False
         try:
             if last is not None:
-                last.digest = self.training.digest_of(result)
-                bad = self.training.is_bad(result, whole=False)
+                last.digest = self._training.digest_of(result)
+                bad = self._training.is_bad(result, whole=False)
         finally:  # other ranks wait for this one, whatever happens here
-            bad, explains = self.training.agree(bad, bad and not self._explained)
+            bad, explains = self._training.agree(bad, bad and not self._explained)
         if last is not None:
             last.bad = bad
         self._explained = bad
@@ -175,13 +173,13 @@ class BlackBox:
         return self._explain_steps(alerted=False)
 
     def _explain_steps(self, alerted: bool) -> Verdict | None:
-        (missing,) = self.training.agree(self._snapshot is None or not self._steps)
+        (missing,) = self._training.agree(self._snapshot is None or not self._steps)
         if missing or self._snapshot is None:
             return None
         self._check_model(self._snapshot)
         with self._rewound():
             verdict, records = Explainer(
-                self.step_function, self.model, self.training, self._snapshot, self._steps,
+                self._step, self._model, self._training, self._snapshot, self._steps,
                 self._spare, alerted,
             ).explain()  # fmt: skip
         self._publish(verdict, records)
@@ -191,10 +189,10 @@ class BlackBox:
         """Raise TensortapError on all ranks if the snapshot is of another model than there is."""
         said = ""
         try:
-            self.training.check(snapshot)
+            self._training.check(snapshot)
         except ValueError as error:
             said = str(error)
-        if self.training.agree(bool(said))[0]:
+        if self._training.agree(bool(said))[0]:
             self._forget()
             why = f" ({said})" if said else ""
             raise TensortapError(
@@ -205,13 +203,13 @@ class BlackBox:
     @contextlib.contextmanager
     def _rewound(self) -> Iterator[None]:
         """Run steps inside, then restore all state, bit by bit."""
-        read = iterators_of(self.step_function)
+        read = iterators_of(self._step)
         if read:
             raise TensortapError(
                 f"the step reads the iterator {read[0]}, which cannot be rewound: pass the batch "
                 "to the step as an argument"
             )
-        present, clock = self.training.keep_present(), pipeline.clock
+        present, clock = self._training.keep_present(), pipeline.clock
         enabled, step, steps = pipeline.enabled, clock.step, clock.steps
         pipeline.switch(False)  # nobody tracks or catches what is run
         self._replaying = True
@@ -219,18 +217,18 @@ class BlackBox:
             yield
         finally:
             self._replaying = False
-            self.training.restore(present)
+            self._training.restore(present)
             clock.step, clock.steps = step, steps
             pipeline.switch(enabled)
 
     def _publish(self, verdict: Verdict, records: list[Record]) -> None:
         """Print the verdict, and put it and the operations of the step into the run."""
         self.verdicts.append(verdict)
-        if self.training.rank == verdict.rank:
+        if self._training.rank == verdict.rank:
             log.warning("tensortap: %s", verdict.text)
         for record in records:
             pipeline.put(record)
-        rank, world_size = self.training.rank, self.training.world_size
+        rank, world_size = self._training.rank, self._training.world_size
         alert = Alert(WHY, "blackbox", Kind.OP, verdict.step, rank, "", verdict.text)
         if verdict.finding is not None and rank == verdict.rank:  # where it began
             alert = verdict.finding.alert(verdict.text)
@@ -245,7 +243,7 @@ def blackbox(
     optimizer: Any = None,
     *others: Any,
     every: int = 50,
-    memory: int = _MEMORY,
+    memory: int = 2 << 30,
 ) -> BlackBox:
     """Return the step function with a black box: ``step = tap.blackbox(train_step, model, opt)``.
 

@@ -15,7 +15,6 @@ from tensortap.sources.operation_records import NonFiniteOperation
 from tensortap.sources.ops import OperationRecorder
 
 DETERMINISTIC, DATA, TRANSIENT, FINITE = "deterministic", "data", "transient", "finite"
-_TRIALS = 64  # executions to find the rows of a batch
 
 
 class Verdict(NamedTuple):
@@ -185,7 +184,7 @@ class Explainer:
         count = training.rows_of(step.batch) if own else 0
         count = int(max(map(int, training.gather(str(count)))))
         found: list[int] = []
-        waiting, left = [range(count)], _TRIALS
+        waiting, left = [range(count)], 64  # executions at most
         while waiting and count and left:
             rows = waiting.pop(0)
             left -= 1

@@ -29,12 +29,7 @@ from tensortap.record import Kind, Record, Summary
 from tensortap.stats import summarize_array
 from tensortap.text.tensors import line as statistics_line
 
-_ORIGINS = 64  # of values that are not finite, per step: more are not explained
-_RECENT = 4096  # records of operations in which a chain is looked for
 _AROUND = 3  # lines before and after
-_LONGEST = 200  # characters of a line
-_LINKS = 12  # operations of a chain
-_INPUTS = 8  # that are described
 
 
 class InputFacts(NamedTuple):
@@ -114,7 +109,8 @@ class OperationRecords:
         self._prefix = prefix
         self.origins: list[Origin] = []
         self._tainted: dict[int, Origin] = {}  # by memory
-        self._recent: collections.deque[RecordedOperation] = collections.deque(maxlen=_RECENT)
+        # where a chain is looked for
+        self._recent: collections.deque[RecordedOperation] = collections.deque(maxlen=4096)
         self.count = 0
 
     @property
@@ -177,13 +173,15 @@ class OperationRecords:
     def _new_origin(
         self, operation: Operation, bad: list[OperationOutput], step: int, rank: int
     ) -> Origin | None:
-        if operation.is_view or len(self.origins) >= _ORIGINS or _is_deliberate(operation, bad):
-            return None  # a view may also show memory that nothing has been written to yet
+        # a view may also show memory that nothing has been written to yet; and more than 64 per
+        # step are not explained
+        if operation.is_view or len(self.origins) >= 64 or _is_deliberate(operation, bad):
+            return None
         line, stats = operation.line, bad[0].stats
         assert stats is not None
         name, explanation = operation.place + bad[0].path, None
         reason = f"{operation.name} made {_counts(stats)}"
-        inputs = selected(operation, first_bad(operation))[0][:_INPUTS]
+        inputs = selected(operation, first_bad(operation))[0][:8]  # the first are enough to see why
         facts = tuple(map(_facts, inputs))
         try:
             reason = why(operation)
@@ -288,7 +286,7 @@ def _source_lines(file: str, first: int, last: int) -> tuple[str, ...]:
     if not file:
         return ()
     lines = (each.rstrip().expandtabs(4) for each in linecache.getlines(file)[first - 1 : last])
-    return tuple(_shown(each)[:_LONGEST] for each in lines)
+    return tuple(_shown(each)[:200] for each in lines)
 
 
 @functools.lru_cache(1024)
@@ -309,7 +307,7 @@ def _chain(operation: Operation, before: Sequence[RecordedOperation]) -> tuple[C
     waiting = [-number for number in _made_by(inputs, makers, len(before))]
     heapq.heapify(waiting)  # the latest first
     seen = set(waiting)
-    while waiting and len(found) < _LINKS:
+    while waiting and len(found) < 12:  # links are enough to read
         number = -heapq.heappop(waiting)
         each = before[number]
         if not each.is_view:
