@@ -103,7 +103,7 @@ class Explainer:
         if not trial.bad:
             kind = FINITE if self._inner else TRANSIENT
             return self._verdict(kind, step.number, None, (), replayed, differs, None), []
-        finding, rank = self._first(trial.finding)
+        finding, rank = trial.finding, self._first_rank(trial.finding)
         other = self._other(bad)
         rows: tuple[int, ...] = ()
         kind = DETERMINISTIC
@@ -170,13 +170,13 @@ class Explainer:
         good = [each for each in self._steps[:bad] if not each.bad]
         return good[-1] if good else self._spare
 
-    def _first(self, own: NonFiniteOperation | None) -> tuple[NonFiniteOperation | None, int]:
-        """Return the finding of the rank where it began, if it is this one, and that rank."""
+    def _first_rank(self, own: NonFiniteOperation | None) -> int:
+        """Return the rank where it began, given what was found on this one."""
         # all ranks run the same program: what others send arrives later in it
         order = sys.maxsize if own is None else own.order
         found = self._training.gather(str(order))
         rank = min(range(len(found)), key=lambda each: int(found[each]))
-        return own, rank if len(found) > 1 else self._training.rank
+        return rank if len(found) > 1 else self._training.rank
 
     def _rows(self, base: KeptState, step: KeptStep, other: KeptStep, rank: int) -> tuple[int, ...]:
         """Return the rows of the batch of a rank that make the step bad, each by itself."""

@@ -276,7 +276,7 @@ def track(
         hooks = framework.track(module, optimizer, observer)
         if hooks is not None:
             if "TENSORTAP_BISECT" in os.environ:
-                from tensortap.sources.bisect_program import bisected
+                from tensortap.sources.bisect import bisected
 
                 hooks = bisected(hooks, module, observer)
             recorder = _operations(module, observer) if ops else None
