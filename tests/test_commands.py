@@ -45,7 +45,6 @@ WRONG = {
         "--legend-color": "x", "--seed": "x -1", "--format": "x", "--rank": "x 99 -1",
         "--kind": "x Weight", "--steps": "x 9:3 99:",
     },
-    "replay": {"--step": "x"},
     "reproduce": {"--out": "{folder} {file}", "--repo": "{new}", "--version": "x 99 -1"},
     "serve": {
         "--host": "no.such.host.invalid 999.1.1.1", "--port": "x -1 70000",

@@ -33,9 +33,6 @@ CANNOT = {
     "tensortap bisect runs/20261117_123820 -- python train.py": "test_bisect_command.py runs it",
     "tensortap bisect runs/a --step 200 --atol 1e-6 --map 'model\\.(.*)=\\1' --json -- "
     "torchrun --nproc-per-node 2 train.py": "test_bisect_command.py runs it",
-    "tensortap replay runs/20261115_181530 --step 4000 --probe 'blocks.3.attn.forward.scores'": (
-        "test_replay_processes.py runs it"
-    ),
 }
 # The installation has a test of its own.
 INSTALLING = ["git clone … && cd tensortap", "pip install '.[all]'", "tensortap doctor"]

@@ -25,7 +25,7 @@ def test_public_names():
     assert tap.__all__ == [
         "HDF5", "Kind", "Receipt", "Record", "Recorder", "Shard", "StopTraining", "Summary",
         "TensorData", "TensortapError", "__version__", "alerts", "array_of", "bisect", "blackbox",
-        "catch", "catch_grad", "check", "close", "compare", "coord_check", "describe", "disable",
+        "catch", "catch_grad", "close", "compare", "coord_check", "describe", "disable",
         "dump", "enable", "errors", "finish", "flush", "get", "get_all", "graft", "help",
         "ingest_all", "init", "integrations", "list_probes", "open", "ops", "quantize_error",
         "read_hdf5", "read_logframe", "receipt", "register_format", "serve", "stack_padded_tensors",
@@ -108,7 +108,7 @@ def test_import_leaves_the_protocols_of_other_verbs_to_them():
     code = "import tensortap; print([x for x in sys.modules if x.startswith('tensortap.frame')])"
     loaded = python(code)
     assert "tensortap.frameworks.protocol" in loaded
-    for other in ("observing", "operations", "steps", "replaying", "widths", "experiments"):
+    for other in ("observing", "operations", "steps", "replaying", "widths"):
         assert other not in loaded
 
 

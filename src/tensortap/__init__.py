@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from tensortap.runs.object_files import register_format
     from tensortap.sources.bisect import bisect
     from tensortap.sources.blackbox import blackbox
-    from tensortap.sources.check import check
     from tensortap.sources.coord_check import coord_check
     from tensortap.sources.dump import dump
     from tensortap.sources.graft import graft
@@ -66,7 +65,6 @@ _LATER = {
     "array_of": "tensortap.frameworks.view",
     "bisect": "tensortap.sources.bisect",
     "blackbox": "tensortap.sources.blackbox",
-    "check": "tensortap.sources.check",
     "close": "tensortap.api.session",
     "compare": "tensortap.compare.api",
     "coord_check": "tensortap.sources.coord_check",
@@ -120,7 +118,6 @@ __all__ = [
     "blackbox",
     "catch",
     "catch_grad",
-    "check",
     "close",
     "compare",
     "coord_check",

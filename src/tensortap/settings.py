@@ -8,7 +8,6 @@ TENSORTAP_OVERFLOW   what a full queue to a live session does: "latest" or "bloc
 TENSORTAP_SHARED     let the umask decide who reads a run, not only its user
 TENSORTAP_NO_ARENA   send tensors over the socket instead of shared memory
 TENSORTAP_BISECT     set by `tensortap bisect`: the folder of its options and reports
-TENSORTAP_REPLAY     set by `tensortap replay`: what to run again, and where the answer goes
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from torch import nn
 
 import tensortap as tap
 from tensortap.record import Kind
-from tensortap.sources.verdicts import DATA, DETERMINISTIC, TRANSIENT
+from tensortap.sources.explaining import DATA, DETERMINISTIC, TRANSIENT
 
 INF, NAN = float("inf"), float("nan")
 STEPS, FAULTY = 9, 6  # the fault is there from this step on
@@ -95,32 +95,16 @@ class Program:
         return [x.numpy().tobytes() for x in tensors], numbers, drawn
 
 
-def full(h, value):
-    return torch.full_like(h, value)
-
-
 def ones16(*shape):
     return torch.ones(*shape, dtype=torch.float16)
 
 
 FORWARD = {
     "log": lambda h: torch.log(-h.abs() - 1),
-    "sqrt": lambda h: torch.sqrt(-h.abs() - 1),
-    "div": lambda h: h / (h - h),
-    "exp": lambda h: torch.exp(h.abs() * 1e3 + 1e3),
     "to_copy": lambda h: h + (h * 0 + 70000).half().float(),
     "mm": lambda h: h + (ones16(2, 64) * 200 @ (ones16(64, 2) * 200)).float().sum(),
     "softmax": lambda h: h.masked_fill(h == h, -INF).softmax(-1),
-    "pow": lambda h: (-h.abs() - 1) ** 0.3,
-    "rsqrt": lambda h: torch.rsqrt(h - h),
-    "acos": lambda h: torch.acos(h.abs() + 2),
-    "atanh": lambda h: torch.atanh(h.abs() + 2),
-    "sub": lambda h: h + (full(h, INF) - full(h, INF)),
-    "mul": lambda h: h + full(h, INF) * 0,
     "sum": lambda h: h + ones16(70000).sum().float(),
-    "mean": lambda h: h + h[:0].mean(),
-    "reciprocal": lambda h: h * (h - h).reciprocal(),
-    "cosh": lambda h: torch.cosh(h.abs() * 1e3 + 1e3),
     "log_": lambda h: (h - h).sub_(1).log_(),
     "div_": lambda h: h.clone().div_(h - h),
 }
@@ -321,11 +305,10 @@ class ScaledProgram:
         return seen, self.generator.get_state().tolist(), self.scaler.state_dict()
 
 
-def test_scalers_and_generators_are_part_of_the_state(tmp_path):
+def test_scalers_and_generators_are_part_of_the_state():
     expected = ScaledProgram().run()
     scales = expected[0][1::6]
     assert max(scales) > min(scales)
-    path = tap.init(tmp_path, blackbox=True)
     program = ScaledProgram()
     box = program.step = tap.blackbox(
         program.train, program.model, program.optimizer, program.scaler, program.generator, every=4
@@ -333,9 +316,6 @@ def test_scalers_and_generators_are_part_of_the_state(tmp_path):
     verdicts = []
     assert program.run(lambda: verdicts.append(box.explain())) == expected
     assert {verdict.kind for verdict in verdicts} == {"finite"}
-    tap.finish()
-    for step in (2, 7):
-        assert tap.open(path).replay(step, "forward.input", step_fn=box).same
 
 
 def test_memory_is_bounded():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tensortap as tap
-from tensortap.sources.verdicts import DATA, DETERMINISTIC, FINITE, TRANSIENT
+from tensortap.sources.explaining import DATA, DETERMINISTIC, FINITE, TRANSIENT
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy

@@ -91,8 +91,3 @@ def test_what_reads_a_run_knows_them(tmp_path, monkeypatch):
         report = tap.compare(*pair)
         assert report
         assert (report.ignored, report.missing) == (4, ())
-    assert not train(model(0), reference=one).alerts
-    monkeypatch.undo()
-    assert not train(model(0), reference=without).alerts
-    (alert,) = train(model(1), reference=one).alerts
-    assert (alert.name, alert.step) == ("0.weight", -1)

@@ -73,21 +73,17 @@ def test_why_is_beside_the_alert(tab, run):
     row.locator("button.why").click()
     tab.shown("alerts")
     assert tab.state()["why"] == "2+0+Op+run.%3Clocals%3E.train_step:2:log"
-    q.wait_for_selector(".verdict .barlayer")
+    q.wait_for_selector(".verdict pre")
     text = card.inner_text()
     for words in (
         "step 2: data. log in the forward", "check row 3 of the batch",
         "scale = torch.log(x.abs().sum(1, keepdim=True))", "in run.<locals>.train_step",
-        "log of 0: 1 element is 0", "1 bad element", "[3, 0]", "-inf", "What led there",
-        "train_step:1:sum",
+        "log of 0: 1 element is 0", "[6, 1] f32", "-Inf 1!", "What led there", "train_step:1:sum",
     ):  # fmt: skip
         assert words in text, words
     here = card.locator("pre .here")
     assert here.inner_text().split(None, 1)[1].startswith("scale = torch.log")
     assert card.locator("pre span").count() == 7
-    assert card.locator(".barlayer").count() == 2  # self and output
-    titles = " ".join(card.locator(".gtitle").all_text_contents())
-    assert "1 marked" in titles
     q.click(".verdict button")
     tab.shown("alerts")
     assert card.is_hidden()
@@ -100,7 +96,7 @@ def test_why_is_beside_the_alert(tab, run):
 def test_hostile_explanations_are_only_text(tab, run):
     tab.go(f"run={run.name}&tab=alerts&why=9")
     q = tab.page
-    q.wait_for_selector(".verdict .barlayer")
+    q.wait_for_selector(".verdict pre")
     assert HOSTILE in q.locator(".verdict").inner_text()
     assert not q.locator(".verdict img, .verdict b, .verdict iframe").count()
     tab.check()

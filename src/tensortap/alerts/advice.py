@@ -22,7 +22,6 @@ REMEDIES = {
     "outlier": "Check its data and its hardware.",
     "straggler": "Check its data loading and its hardware.",
     "silent": "Check whether its process lives, or waits for another one.",
-    "reference": "Look into that module: tensortap compare, tensortap bisect.",
     "no_optimizer": "Create the optimizer with all parameters of the model.",
     "initialization": "Give each layer its own random numbers of about 1/sqrt(fan_in).",
     "learning_rate": "Check the schedule: its warmup, its unit (batches or epochs), its last step.",
@@ -39,7 +38,6 @@ _NOT_CHOSEN = {
     "straggler": "a rank that is behind the others",
     "silent": "a rank that sends nothing",
     "identical_batches": "data-parallel ranks that are called with the same batches",
-    "reference": "the first difference from the reference run",
     "unseen": "what cannot be observed as usual",
     "remark": "limits of what is observed",
 }  # rules that nobody passes to `alerts=`

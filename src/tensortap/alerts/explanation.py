@@ -9,36 +9,13 @@ import msgspec
 # bounds on what a run may contain: it may come from anyone
 _Text = Annotated[str, msgspec.Meta(max_length=4000)]
 _Count = Annotated[int, msgspec.Meta(ge=0)]
-_Shape = Annotated[tuple[_Count, ...], msgspec.Meta(max_length=64)]
-_Counts = Annotated[tuple[_Count, ...], msgspec.Meta(max_length=64)]
 
 
-class OperandSummary(msgspec.Struct, frozen=True):
-    """A tensor that the operation read or wrote, as a histogram.
-
-    `counts` are those of the finite values in equal parts of `low` to `high`; `marked` counts the
-    ones among them that the bad elements of the output were made of.
-    """
+class Operand(msgspec.Struct, frozen=True):
+    """A tensor that the operation read or wrote: its name, and its statistics in words."""
 
     name: _Text
-    is_output: bool
-    dtype: _Text
-    shape: _Shape
-    count: _Count = 0
-    nans: _Count = 0
-    posinfs: _Count = 0
-    neginfs: _Count = 0
-    low: float = 0.0
-    high: float = 0.0
-    counts: _Counts = ()
-    marked: _Counts = ()
-
-
-class BadElement(msgspec.Struct, frozen=True):
-    """One bad element of the output: where it is, and the values there, one per operand."""
-
-    index: _Shape
-    values: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=32)]
+    values: _Text
 
 
 class ChainLink(msgspec.Struct, frozen=True):
@@ -55,7 +32,6 @@ class OperationExplanation(msgspec.Struct, frozen=True):
     """The operation behind an alert: its line, its operands, and the operations before it.
 
     `source` holds the lines around `line`, the first of which has the number `first_line`.
-    `bad` is how many elements are bad; `elements` are the first of them.
     """
 
     name: _Text
@@ -68,9 +44,7 @@ class OperationExplanation(msgspec.Struct, frozen=True):
     function: _Text = ""
     first_line: _Count = 0
     source: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=32)] = ()
-    operands: Annotated[tuple[OperandSummary, ...], msgspec.Meta(max_length=32)] = ()
-    bad: _Count = 0
-    elements: Annotated[tuple[BadElement, ...], msgspec.Meta(max_length=32)] = ()
+    operands: Annotated[tuple[Operand, ...], msgspec.Meta(max_length=32)] = ()
     chain: Annotated[tuple[ChainLink, ...], msgspec.Meta(max_length=32)] = ()
 
     def __repr__(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
     from tensortap.alerts import Alert, Rule
-    from tensortap.sources.replay import Replay
     from tensortap.table.table import Table
 
 
@@ -249,33 +248,6 @@ class Run(Values):
     def hints(self) -> list[Alert]:
         """Return what rules found in training steps that may be a bug, but may be meant so."""
         return self.table().alerts("hint")
-
-    @checked
-    def replay(self, step: int, paths: str | Sequence[str], *, step_fn: Any = None) -> Replay:
-        """Run a step of the run again in this program, with probes that were not there then.
-
-        `step_fn` is what `tap.blackbox` returned; without it, the only black box of the program.
-        `paths` are those of `tap.trace`; ``blocks.0:gradient`` is a gradient, and
-        ``blocks.0:3:softmax`` an operation of `tap.ops`. The run must have been written with
-        ``tap.init(blackbox=True)``. The program's state is put back, bit by bit.
-        """
-        from tensortap.sources.blackbox import BlackBox, only_box
-        from tensortap.sources.replay import replay
-
-        box = only_box() if step_fn is None else step_fn
-        if not isinstance(box, BlackBox):
-            raise TypeError(f"step_fn must come from tap.blackbox(…), got {step_fn!r:.80}")
-        wanted = [paths] if isinstance(paths, str) else list(paths)
-        if not wanted:
-            raise ValueError("paths must not be empty: name what to see, like 'blocks.0.forward.x'")
-        return replay(box, self.path, step, wanted)
-
-    @checked
-    def replayable(self, rank: int = 0) -> list[tuple[int, int]]:
-        """Return the first and last steps that can be replayed without a gap between them."""
-        from tensortap.readers.replayable import ReplayableReader
-
-        return ReplayableReader(self.path, rank).ranges()
 
     def table(self, *, compute: bool = False) -> Table:
         """Return the columns of the run; `compute` adds statistics that were not recorded."""

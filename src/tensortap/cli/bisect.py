@@ -42,17 +42,14 @@ def bisect(
 
     from tensortap.compare.compared_run import ComparedRun
     from tensortap.compare.recorded_step import RecordedStep
-    from tensortap.sources.bisect import BisectOptions, next_options
+    from tensortap.sources.bisect import BisectOptions
 
     where = run if "://" in run else str(Path(run).absolute())
     given = None if rules is None else str(rules.absolute())
     options = BisectOptions(where, step, tuple(mapping), atol, rtol, given)
     options.check()  # before anything starts
     number = RecordedStep(ComparedRun(where), step).step
-    following: BisectOptions | None = options._replace(step=number)
-    while following is not None:
-        report = _of_all_ranks(_execute(command, following))
-        following = next_options(following, report)
+    report = _of_all_ranks(_execute(command, options._replace(step=number)))
     if as_json:
         print_json(report.to_json())
     else:
@@ -62,7 +59,7 @@ def bisect(
 
 def _execute(command: list[str], options: BisectOptions) -> dict[int, BisectReport]:
     """Run the program until the step has been judged; return the report of each rank."""
-    from tensortap.sources.bisect_program import FOLDER, read_reports, write_options
+    from tensortap.sources.bisect import FOLDER, read_reports, write_options
 
     with tempfile.TemporaryDirectory(prefix="tensortap") as name:
         folder = Path(name)

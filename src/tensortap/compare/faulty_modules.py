@@ -75,10 +75,6 @@ class BisectReport:
     unjudged: dict[str, str] = field(default_factory=dict)
     """Names that could not be judged, and why."""
     notes: tuple[str, ...] = ()
-    executions: int = 1
-    """Number of executions of the step."""
-    raised: str = ""
-    """The module whose error ended the step before all was judged."""
 
     def __bool__(self) -> bool:
         return not self.faults
@@ -93,8 +89,7 @@ class BisectReport:
         """The verdict in one line."""
         count = len(self.faults)
         found = f"{count} faulty module{'s' if count > 1 else ''}" if count else "no faulty module"
-        times = f"{self.executions} execution{'s' if self.executions > 1 else ''}"
-        return f"{found} at step {self.step} in {times}, by {self.reference}"
+        return f"{found} at step {self.step}, by {self.reference}"
 
     @property
     def counts(self) -> str:
@@ -106,11 +101,10 @@ class BisectReport:
         """Return the report as JSON."""
         return {
             "format": FORMAT, "of": "bisect", "agree": bool(self), "reference": self.reference,
-            "step": self.step, "executions": self.executions,
+            "step": self.step,
             "faults": [each.to_json() for each in self.faults],
             "unsure": [each.to_json() for each in self.unsure],
             "judged": self.judged, "unjudged": self.unjudged, "notes": list(self.notes),
-            "raised": self.raised,
         }  # fmt: skip
 
     def __str__(self) -> str:

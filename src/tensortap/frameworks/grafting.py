@@ -89,9 +89,6 @@ class GraftHooks(Protocol):
     def load(self, before: BeforeStep) -> None:
         """Put recorded weights and optimizer state into the program, before a step."""
 
-    def skip(self, module: str) -> bool:
-        """Do not call a module that raises, if its output is one recorded tensor."""
-
     def end_step(self) -> None:
         """Hand over the gradients and weights that no optimizer step has shown."""
 

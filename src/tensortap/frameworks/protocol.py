@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # protocols and records of other verbs than `catch`, which lo
     from numpy.typing import NDArray
 
     from tensortap.buffers import Pool
-    from tensortap.frameworks.experiments import ModelExperiments
     from tensortap.frameworks.grafting import GraftHooks, GraftSource
     from tensortap.frameworks.observing import (
         Hooks,
@@ -250,10 +249,6 @@ class Framework(Protocol):
 
     def width_training(self, model: Any, optimizer: Any, task: WidthTask) -> WidthTraining | None:
         """Return a model that is trained on one batch; None for models of others."""
-        return None
-
-    def experiments(self, model: Any) -> ModelExperiments | None:
-        """Return experiments with a model; None for models of others."""
         return None
 
     def trained_models(

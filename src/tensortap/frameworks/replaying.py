@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 
 class KeptState(NamedTuple):
@@ -74,36 +72,8 @@ class Training(Protocol):
     def digest_of(self, result: Any) -> bytes:
         """Return a digest of the result of a step."""
 
-    def digest(self) -> bytes:
-        """Return a digest of the whole state."""
-
     def agree(self, *flags: bool) -> list[bool]:
         """Return which flags are set on any rank; every rank has to call this."""
 
     def gather(self, value: str) -> list[str]:
         """Return the texts of all ranks, by rank; every rank has to call this."""
-
-
-@runtime_checkable
-class StorableTraining(Training, Protocol):
-    """A training program whose state and batches a run can hold."""
-
-    def plain_state(self, kept: KeptState) -> Any:
-        """Return a copy of the state as tensors in plain containers, for another process."""
-
-    def state_from(self, given: Any) -> KeptState:
-        """Return what `plain_state` made, for `restore`; raise ValueError if it does not fit."""
-
-    def plain_step(self, kept: KeptBatch, moment: Any) -> Any:
-        """Return arguments and random states as tensors in plain containers."""
-
-    def step_from(self, given: Any) -> tuple[KeptBatch, Any]:
-        """Return what `plain_step` made; raise ValueError if it does not fit."""
-
-    def observe_gradients(
-        self, patterns: Sequence[str], take: Callable[[str, Any], None]
-    ) -> contextlib.AbstractContextManager[Any]:
-        """Hand copies of the gradients of matching modules and parameters to `take`, with names.
-
-        Raise NotFound if a pattern matches nothing.
-        """

@@ -69,15 +69,12 @@ class Reproduced:
         lines = [*exports, *self.script.read_text("utf-8").splitlines()]
         return "\n".join(printable(line, len(line)) for line in lines)
 
-    def start(self, output: int | None = None, **variables: str) -> int:
-        """Run the program with this Python, and return its exit status.
-
-        `output` is the descriptor for what it prints; `variables` are added to its environment.
-        """
+    def start(self) -> int:
+        """Run the program with this Python, and return its exit status."""
         path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
-        environ = {**os.environ, "PYTHON": sys.executable, "PATH": path, **variables}
+        environ = {**os.environ, "PYTHON": sys.executable, "PATH": path}
         command = ["sh", str(self.script)]
-        return subprocess.run(command, env=environ, stdout=output, check=False).returncode
+        return subprocess.run(command, env=environ, check=False).returncode
 
 
 def reproduce(
@@ -114,16 +111,6 @@ def reproduce(
         if created:
             shutil.rmtree(target, ignore_errors=True)
         raise
-
-
-def in_place(run: Path, folder: Path) -> Reproduced:
-    """Write files into `folder` that start a run again where it ran, with the code as it is now."""
-    recipe = Recipe(_load_runtime(run), "", None)
-    (folder / "environment.sh").write_text(recipe.environment(), "utf-8")
-    restrict(folder / "environment.sh")
-    script = folder / "run.sh"
-    script.write_text(recipe.script(run), "utf-8")
-    return Reproduced(folder, script, tuple(map(printable, recipe.missing)), ())
 
 
 def _load_runtime(run: Path) -> StoredRuntime:

@@ -311,18 +311,9 @@ class RankTables:
         return counts
 
     def units(
-        self,
-        name: str | None = None,
-        step: int | None = None,
-        after: int = -1,
-        *,
-        until: int | None = None,
+        self, name: str | None = None, step: int | None = None, after: int = -1
     ) -> list[Unit]:
-        """Return what may hold a name, a step, or records after a seq, oldest first.
-
-        With `until`, the steps from `step` to this one.
-        """
-        last = step if until is None else until
+        """Return what may hold a name, a step, or records after a seq, oldest first."""
         units: list[Unit] = []
         for index, part in enumerate(self.parts):
             contents = part.contents
@@ -331,7 +322,7 @@ class RankTables:
             units += [
                 (index, group)
                 for group, (low, high) in enumerate(part.steps)
-                if step is None or last is None or (low <= last and step <= high)
+                if step is None or low <= step <= high
             ]
         return [*units, TAIL] if self.tail else units
 

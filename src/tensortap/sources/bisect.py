@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
+from tensortap import ranks
 from tensortap.arguments import checked
 from tensortap.compare.compared_run import ComparedRun
 from tensortap.compare.faulty_modules import BisectReport
@@ -16,11 +21,13 @@ from tensortap.compare.rules import RuleSet, load_rules
 from tensortap.compare.tensors import Tolerance, check_tolerance
 from tensortap.errors import NotFound, TensortapError
 from tensortap.frameworks.grafting import GraftHooks
+from tensortap.frameworks.observing import TrackHooks
 from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.frameworks.replaying import KeptState, Training
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.sources.graft import grafting
 from tensortap.sources.judge import Judge, RecordedTensors
+from tensortap.sources.observer import Observer
 
 
 class BisectOptions(NamedTuple):
@@ -32,7 +39,6 @@ class BisectOptions(NamedTuple):
     atol: float | None = None
     rtol: float | None = None
     rules: str | None = None
-    skipped: tuple[tuple[str, str], ...] = ()  # modules that raise, and what
 
     @property
     def renames(self) -> list[tuple[str, str]]:
@@ -56,7 +62,7 @@ class Bisection:
             rules = load_rules(options.rules)
         run, renames = ComparedRun(options.run), options.renames
         recorded = RecordedStep(run, options.step, renames)
-        self.step, self.reference, self._options = recorded.step, run.title, options
+        self.step, self.reference = recorded.step, run.title
         self._before: RecordedTensors | None = None
         # a run of each n-th step has none: then the program has its own weights
         with contextlib.suppress(NotFound):
@@ -64,9 +70,6 @@ class Bisection:
         tolerance = Tolerance(threads=1).given(options.atol, options.rtol)
         self.judge = Judge(recorded, tolerance, rules, self._before)
         self.hooks: GraftHooks = grafting(model, self.judge)
-        self._skipped = [module for module, _ in options.skipped if self.hooks.skip(module)]
-        for module, words in options.skipped:
-            self.judge.raised(module, words, ended=False)
 
     def begin(self) -> None:
         """Start from the recorded weights, if there are any from before the step."""
@@ -80,8 +83,7 @@ class Bisection:
         if isinstance(error, TensortapError) or not module:
             return False
         first = (str(error).splitlines() or [""])[0]
-        if module not in self._skipped:
-            self.judge.raised(module, f"raised {type(error).__name__}: {first}", ended=True)
+        self.judge.raised(module, f"raised {type(error).__name__}: {first}")
         return True
 
     def end(self) -> None:
@@ -89,16 +91,8 @@ class Bisection:
         self.hooks.detach()
 
     def report(self) -> BisectReport:
-        """Return what was found, in as many executions as it took."""
-        return self.judge.report(self.reference, 1 + len(self._options.skipped))
-
-
-def next_options(options: BisectOptions, report: BisectReport) -> BisectOptions | None:
-    """Return how to execute the step once more, without the module that raised; None if done."""
-    if not report.raised or report.raised in dict(options.skipped):
-        return None
-    words = next(each for each in report.faults if each.module == report.raised).comparison.reason
-    return options._replace(skipped=(*options.skipped, (report.raised, words)))
+        """Return what was found."""
+        return self.judge.report(self.reference)
 
 
 @checked
@@ -116,9 +110,8 @@ def bisect(
     """Find all modules that do not compute what the reference computes from its inputs.
 
     `step_fn` runs one training step, with the batch of the reference: forward, and if you like
-    backward and optimizer. It is called once, and again for each module that raises. Meanwhile the
-    tensors of `run` take the place of those computed, so that each module is judged on its own and
-    one bug does not hide another.
+    backward and optimizer. It is called once. Meanwhile the tensors of `run` take the place of
+    those computed, so that each module is judged on its own and one bug does not hide another.
     Record the reference with ``tap.track(model, optimizer, tensors=True, inputs=True)``.
 
     `step` is the recorded step, by default the first; before a later one, the model gets the
@@ -136,16 +129,8 @@ def bisect(
     ('1',)
     """
     given = None if rules is None or isinstance(rules, RuleSet) else str(rules)
-    options: BisectOptions | None = BisectOptions(run, step, tuple(mapping), atol, rtol, given)
     own = rules if isinstance(rules, RuleSet) else None
-    while options is not None:
-        report = _execute(step_fn, model, Bisection(model, options, own))
-        options = next_options(options, report)
-    return report
-
-
-def _execute(step_fn: Callable[[], Any], model: Any, bisection: Bisection) -> BisectReport:
-    """Execute the step once and judge it; leave everything as it was."""
+    bisection = Bisection(model, BisectOptions(run, step, tuple(mapping), atol, rtol, given), own)
     kept = _KeptProgram(model)
     enabled = pipeline.enabled
     pipeline.switch(False)  # nobody records what is executed with values of another run
@@ -185,3 +170,89 @@ class _KeptProgram:
         while self._kept:
             training, kept = self._kept.pop()
             training.restore(kept)
+
+
+# -- in a program that `tensortap bisect` has started ---------------------------------------------
+#
+# The command names a folder in the environment. The program finds the options there, and each rank
+# leaves its report. It ends after the judged step of its first tracked model.
+
+FOLDER = "TENSORTAP_BISECT"
+"""Environment variable with the folder of options and reports."""
+_OPTIONS = "options.msgpack"
+
+
+def bisected(hooks: TrackHooks, model: Any, observer: Observer) -> TrackHooks:
+    """Return hooks that also judge a step, if `tensortap bisect` has started this program."""
+    folder = os.environ.pop(FOLDER, None)  # the first tracked model is the one
+    return hooks if folder is None else BisectedHooks(hooks, model, observer, Path(folder))
+
+
+def write_options(folder: Path, options: BisectOptions) -> None:
+    """Write what the program is to do."""
+    (folder / _OPTIONS).write_bytes(msgspec.msgpack.encode(options))
+
+
+def read_reports(folder: Path) -> dict[int, BisectReport | str]:
+    """Return the report of each rank, or why it has none."""
+    found: dict[int, BisectReport | str] = {}
+    for path in sorted(folder.glob("rank*")):
+        kind: Any = str if path.suffix == ".error" else BisectReport
+        found[int(path.stem[4:])] = msgspec.msgpack.decode(path.read_bytes(), type=kind)
+    return found
+
+
+class BisectedHooks:
+    """The hooks of a tracker, and those that judge one of its steps."""
+
+    def __init__(self, hooks: TrackHooks, model: Any, observer: Observer, folder: Path) -> None:
+        self._hooks = hooks
+        self._observer = observer
+        self._folder = folder
+        data = (folder / _OPTIONS).read_bytes()
+        options = msgspec.msgpack.decode(data, type=BisectOptions)
+        self._bisection: Bisection | None = Bisection(model, options)
+        self._active = False
+
+    def attach(self) -> None:
+        self._hooks.attach()
+        self._begin_at(self._observer.step_number)
+
+    def _begin_at(self, step: int) -> None:
+        if self._bisection is not None and step == self._bisection.step and not self._active:
+            self._active = True
+            pipeline.switch(False)  # nobody records what is executed with values of another run
+            self._bisection.begin()
+
+    def end_step(self, *states: Any, **named: Any) -> None:
+        self._hooks.end_step(*states, **named)
+        if self._active and self._bisection is not None:
+            self._bisection.hooks.end_step()
+            self._finish()
+            sys.exit(0)
+        self._begin_at(self._observer.step_number + 1)
+
+    def detach(self) -> None:
+        try:
+            if self._active and self._bisection is not None:  # the step did not end
+                error = sys.exc_info()[1]
+                if error is not None:
+                    self._bisection.raised(error)
+                self._finish()
+        finally:
+            self._hooks.detach()
+
+    def _finish(self) -> None:
+        """Write the report of this rank and remove the hooks."""
+        bisection, self._bisection = self._bisection, None
+        assert bisection is not None
+        bisection.end()
+        rank, _ = ranks.rank_and_world_size()
+        result: BisectReport | str
+        try:
+            result = bisection.report()
+        except TensortapError as error:
+            result = str(error)
+        suffix = ".error" if isinstance(result, str) else ".report"
+        path = self._folder / f"rank{rank}{suffix}"
+        path.write_bytes(msgspec.msgpack.encode(result, enc_hook=str))

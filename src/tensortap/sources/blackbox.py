@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
 import logging
+import sys
 import time
-import weakref
 from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from tensortap.alerts.alert import WHY, Alert, record_of
 from tensortap.alerts.monitor import listeners
 from tensortap.arguments import check_callable, check_count
-from tensortap.errors import NotFound, TensortapError
+from tensortap.errors import TensortapError
 from tensortap.frameworks.registry import loaded_frameworks
-from tensortap.frameworks.replaying import KeptBatch, KeptState, StorableTraining, Training
+from tensortap.frameworks.replaying import KeptBatch, KeptState, Training
 from tensortap.limits import format_size
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record
-from tensortap.runs.replayable import ReplayableWriter
-from tensortap.sources.box_writer import BoxWriter
-from tensortap.sources.explaining import Explainer, KeptStep
-from tensortap.sources.init import opened
-from tensortap.sources.outside import iterators_of
-from tensortap.sources.replay_request import requested
-from tensortap.sources.rewound import rewound
-from tensortap.sources.verdicts import Verdict
+from tensortap.sources.explaining import Explainer, KeptStep, Verdict
 
 log = logging.getLogger("tensortap")
-
-_MEMORY = 2 << 30  # bytes of batches; the state is kept once on top of it
-
-
-_boxes: weakref.WeakSet[BlackBox] = weakref.WeakSet()
 
 
 class _Disabled(Exception):
@@ -45,9 +36,9 @@ class BlackBox:
     def __init__(
         self, step: Callable[..., Any], model: Any, training: Training, every: int, memory: int
     ) -> None:
-        self.step_function = step
-        self.model = model
-        self.training = training
+        self._step = step
+        self._model = model
+        self._training = training
         self._every = every
         self._memory = memory
         self._snapshot: KeptState | None = None
@@ -55,27 +46,19 @@ class BlackBox:
         self._spare: KeptStep | None = None  # a good step before the snapshot
         self._count = 0
         self._alerted = self._explained = self._replaying = self._interrupted = False
-        self._remarked = False
-        self._writer: BoxWriter | None = None
-        self._request = requested()
         self.verdicts: list[Verdict] = []
         listeners.add(self)
-        _boxes.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step; keep what is needed to run it again."""
         if self._replaying:
-            return self.step_function(*args, **kwargs)
-        if self._request is not None:
-            from tensortap.sources.replay import answer
-
-            answer(self, self._request)
-        if not pipeline.enabled and self.training.world_size == 1:
+            return self._step(*args, **kwargs)
+        if not pipeline.enabled and self._training.world_size == 1:
             self._forget()
-            return self.step_function(*args, **kwargs)
+            return self._step(*args, **kwargs)
         self._guarded(self._before, (args, kwargs))
         try:
-            result = self.step_function(*args, **kwargs)
+            result = self._step(*args, **kwargs)
         except BaseException as error:
             self._interrupted = True
             if self._steps and isinstance(error, Exception):
@@ -122,18 +105,16 @@ class BlackBox:
     def _before(self, batch: Any) -> None:
         kept: KeptBatch | Exception = self._keep_batch(batch)
         nbytes = kept.nbytes if isinstance(kept, KeptBatch) else 0
-        writer = self._wanted_writer()
-        restart = self._snapshot is None or self._interrupted or writer is not self._writer
+        restart = self._snapshot is None or self._interrupted
         full = self._held(with_spare=True) + nbytes > self._memory
         # ranks replay together: all of them begin with the same step
-        alerted, restart, full = self.training.agree(
+        alerted, restart, full = self._training.agree(
             self._alerted and not self._explained, restart or isinstance(kept, Exception), full
         )
         self._alerted = self._interrupted = False
         if alerted:
             self._explained = True
             self._explained = self._explain_steps(alerted=True) is not None
-        self._writer = writer
         if restart:
             self._forget()
         if isinstance(kept, Exception):
@@ -142,11 +123,8 @@ class BlackBox:
         due = len(self._steps) >= self._every and not self._steps[-1].bad
         number = self._count if pipeline.clock.step is None else pipeline.clock.step
         if restart or due or full:
-            self._take_snapshot(number, nbytes)
-        moment = self.training.keep_moment()
-        self._steps.append(KeptStep(number, kept, moment))
-        if writer is not None:
-            writer.step(number, kept, moment)
+            self._take_snapshot(nbytes)
+        self._steps.append(KeptStep(number, kept, self._training.keep_moment()))
         self._count += 1
 
     def _keep_batch(self, batch: Any) -> KeptBatch | Exception:
@@ -154,7 +132,7 @@ class BlackBox:
         if not pipeline.enabled:
             return _Disabled()
         try:
-            kept = self.training.keep_batch(batch)
+            kept = self._training.keep_batch(batch)
         except Exception as error:
             return error
         if kept.nbytes > self._memory:
@@ -162,54 +140,25 @@ class BlackBox:
             return ValueError(f"a batch has {size}, more than memory={self._memory:,} bytes")
         return kept
 
-    def _take_snapshot(self, number: int, nbytes: int) -> None:
+    def _take_snapshot(self, nbytes: int) -> None:
         """Copy the state, and make room for the next batch."""
-        continues = self._snapshot is not None
         good = [each for each in self._steps if not each.bad]
         self._spare = good[-1] if good else self._spare
         if self._spare is not None and self._spare.batch.nbytes + nbytes > self._memory:
             self._spare = None
-        # the writer may still read the last one
-        instead = self._snapshot if self._writer is None else None
-        self._snapshot, self._steps = self.training.keep_state(instead), []
-        if self._writer is not None:
-            self._writer.snapshot(number, self._snapshot, continues)
-
-    def _wanted_writer(self) -> BoxWriter | None:
-        """Return the writer of the run that is open now, if it wants black boxes: the first."""
-        run, training = opened(), self.training
-        writer = None if run is None else run.box
-        if run is not None and run.box_options is not None and writer is None:
-            if isinstance(training, StorableTraining):
-                files = ReplayableWriter(
-                    run.path, run.rank, run.box_options.disk, durable=run.durable
-                )
-                writer = run.box = BoxWriter(files, training, run.box_options, id(self))
-            else:
-                self._remark("a black box of a JAX program is not written into the run")
-        if writer is not None and writer.owner != id(self):
-            self._remark("only the first black box of a run is written into it")
-            writer = None
-        return writer
-
-    def _remark(self, text: str) -> None:
-        if not self._remarked:
-            self._remarked = True
-            log.warning("tensortap: %s", text)
+        self._snapshot, self._steps = self._training.keep_state(self._snapshot), []
 
     def _after(self, result: Any) -> None:
         last = self._steps[-1] if self._steps else None  # None: it could not be kept
         bad = False
         try:
             if last is not None:
-                last.digest = self.training.digest_of(result)
-                bad = self.training.is_bad(result, whole=False)
+                last.digest = self._training.digest_of(result)
+                bad = self._training.is_bad(result, whole=False)
         finally:  # other ranks wait for this one, whatever happens here
-            bad, explains = self.training.agree(bad, bad and not self._explained)
+            bad, explains = self._training.agree(bad, bad and not self._explained)
         if last is not None:
             last.bad = bad
-            if self._writer is not None:
-                self._writer.result(last.digest)
         self._explained = bad
         if explains:
             self.explain()
@@ -224,13 +173,13 @@ class BlackBox:
         return self._explain_steps(alerted=False)
 
     def _explain_steps(self, alerted: bool) -> Verdict | None:
-        (missing,) = self.training.agree(self._snapshot is None or not self._steps)
+        (missing,) = self._training.agree(self._snapshot is None or not self._steps)
         if missing or self._snapshot is None:
             return None
         self._check_model(self._snapshot)
-        with self.rewound():
+        with self._rewound():
             verdict, records = Explainer(
-                self.step_function, self.model, self.training, self._snapshot, self._steps,
+                self._step, self._model, self._training, self._snapshot, self._steps,
                 self._spare, alerted,
             ).explain()  # fmt: skip
         self._publish(verdict, records)
@@ -240,10 +189,10 @@ class BlackBox:
         """Raise TensortapError on all ranks if the snapshot is of another model than there is."""
         said = ""
         try:
-            self.training.check(snapshot)
+            self._training.check(snapshot)
         except ValueError as error:
             said = str(error)
-        if self.training.agree(bool(said))[0]:
+        if self._training.agree(bool(said))[0]:
             self._forget()
             why = f" ({said})" if said else ""
             raise TensortapError(
@@ -252,29 +201,34 @@ class BlackBox:
             )
 
     @contextlib.contextmanager
-    def rewound(self) -> Iterator[None]:
-        """Run other steps inside; afterwards everything is as it was, bit by bit."""
-        read = iterators_of(self.step_function)
+    def _rewound(self) -> Iterator[None]:
+        """Run steps inside, then restore all state, bit by bit."""
+        read = iterators_of(self._step)
         if read:
             raise TensortapError(
                 f"the step reads the iterator {read[0]}, which cannot be rewound: pass the batch "
                 "to the step as an argument"
             )
+        present, clock = self._training.keep_present(), pipeline.clock
+        enabled, step, steps = pipeline.enabled, clock.step, clock.steps
+        pipeline.switch(False)  # nobody tracks or catches what is run
         self._replaying = True
         try:
-            with rewound(self.training):
-                yield
+            yield
         finally:
             self._replaying = False
+            self._training.restore(present)
+            clock.step, clock.steps = step, steps
+            pipeline.switch(enabled)
 
     def _publish(self, verdict: Verdict, records: list[Record]) -> None:
         """Print the verdict, and put it and the operations of the step into the run."""
         self.verdicts.append(verdict)
-        if self.training.rank == verdict.rank:
+        if self._training.rank == verdict.rank:
             log.warning("tensortap: %s", verdict.text)
         for record in records:
             pipeline.put(record)
-        rank, world_size = self.training.rank, self.training.world_size
+        rank, world_size = self._training.rank, self._training.world_size
         alert = Alert(WHY, "blackbox", Kind.OP, verdict.step, rank, "", verdict.text)
         if verdict.finding is not None and rank == verdict.rank:  # where it began
             alert = verdict.finding.alert(verdict.text)
@@ -283,25 +237,13 @@ class BlackBox:
         ))  # fmt: skip
 
 
-def only_box() -> BlackBox:
-    """Return the black box of this program; raise NotFound if there is none, or several."""
-    found = list(_boxes)
-    if len(found) == 1:
-        return found[0]
-    have = "has no black box" if not found else f"has {len(found)} black boxes"
-    raise NotFound(
-        f"this program {have}: pass step_fn=, the step function that tap.blackbox() returned, or "
-        "use the command `tensortap replay`, which starts the program again"
-    )
-
-
 def blackbox(
     train_step: Callable[..., Any],
     model: Any = None,
     optimizer: Any = None,
     *others: Any,
     every: int = 50,
-    memory: int = _MEMORY,
+    memory: int = 2 << 30,
 ) -> BlackBox:
     """Return the step function with a black box: ``step = tap.blackbox(train_step, model, opt)``.
 
@@ -333,3 +275,57 @@ def blackbox(
     raise TypeError(
         f"model must be a torch.nn.Module, or None for a JAX program; got {model!r:.100}"
     )
+
+
+# -- iterators that a step reads by itself: nobody can run such a step again ----------------------
+
+
+def iterators_of(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the iterators that a function, or one that it calls, refers to."""
+    found: dict[str, None] = {}
+    waiting: list[Any] = [function]
+    seen: set[int] = set()
+    while waiting and len(seen) < 200:  # functions that are looked at
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        for name, value in _referred(each):
+            if isinstance(value, (FunctionType, MethodType, functools.partial)):
+                waiting.append(value)
+            elif isinstance(value, Iterator) and not isinstance(value, io.IOBase):
+                found[name] = None
+    return list(found)
+
+
+def _referred(function: Any) -> list[tuple[str, Any]]:
+    """Return the values to which a function of the user refers, with their names."""
+    if isinstance(function, functools.partial):
+        return [("", function.func)]
+    own: dict[str, Any] = {}
+    if isinstance(function, MethodType):
+        own = getattr(function.__self__, "__dict__", {})
+        function = function.__func__
+    if not isinstance(function, FunctionType) or _is_library(function):
+        return []
+    names = _names_in(function.__code__)
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    values = {name: own[name] for name in names if name in own}
+    values |= {name: function.__globals__[name] for name in names if name in function.__globals__}
+    for name, cell in cells:
+        try:
+            values[name] = cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
+    return list(values.items())
+
+
+def _is_library(function: FunctionType) -> bool:
+    package = (function.__module__ or "").partition(".")[0]
+    return package in sys.stdlib_module_names or package in ("torch", "jax", "numpy", "tensortap")
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names of globals and attributes in a function and those within it."""
+    inner = (const for const in code.co_consts if isinstance(const, CodeType))
+    return set(code.co_names).union(*map(_names_in, inner))

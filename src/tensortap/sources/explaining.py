@@ -13,9 +13,31 @@ from tensortap.frameworks.replaying import KeptBatch, KeptState, Training
 from tensortap.record import Record
 from tensortap.sources.operation_records import NonFiniteOperation
 from tensortap.sources.ops import OperationRecorder
-from tensortap.sources.verdicts import DATA, DETERMINISTIC, FINITE, TRANSIENT, Verdict, paragraph
 
-_TRIALS = 64  # executions to find the rows of a batch
+DETERMINISTIC, DATA, TRANSIENT, FINITE = "deterministic", "data", "transient", "finite"
+
+
+class Verdict(NamedTuple):
+    """The reason why a step went wrong, in one paragraph: `text`.
+
+    `kind` is ``deterministic`` (it happens again), ``data`` (it goes away with another batch),
+    ``transient`` (it does not happen again) or ``finite`` (nothing is wrong). `rows` are those of
+    the batch that cause it, `replayed` how many steps were run again, and `same` whether they
+    computed the same bits as the first time.
+    """
+
+    kind: str
+    step: int
+    rank: int
+    finding: NonFiniteOperation | None
+    rows: tuple[int, ...]
+    replayed: int
+    same: bool
+    other: int | None
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(slots=True)
@@ -81,7 +103,7 @@ class Explainer:
         if not trial.bad:
             kind = FINITE if self._inner else TRANSIENT
             return self._verdict(kind, step.number, None, (), replayed, differs, None), []
-        finding, rank = self._first(trial.finding)
+        finding, rank = trial.finding, self._first_rank(trial.finding)
         other = self._other(bad)
         rows: tuple[int, ...] = ()
         kind = DETERMINISTIC
@@ -148,13 +170,13 @@ class Explainer:
         good = [each for each in self._steps[:bad] if not each.bad]
         return good[-1] if good else self._spare
 
-    def _first(self, own: NonFiniteOperation | None) -> tuple[NonFiniteOperation | None, int]:
-        """Return the finding of the rank where it began, if it is this one, and that rank."""
+    def _first_rank(self, own: NonFiniteOperation | None) -> int:
+        """Return the rank where it began, given what was found on this one."""
         # all ranks run the same program: what others send arrives later in it
         order = sys.maxsize if own is None else own.order
         found = self._training.gather(str(order))
         rank = min(range(len(found)), key=lambda each: int(found[each]))
-        return own, rank if len(found) > 1 else self._training.rank
+        return rank if len(found) > 1 else self._training.rank
 
     def _rows(self, base: KeptState, step: KeptStep, other: KeptStep, rank: int) -> tuple[int, ...]:
         """Return the rows of the batch of a rank that make the step bad, each by itself."""
@@ -162,7 +184,7 @@ class Explainer:
         count = training.rows_of(step.batch) if own else 0
         count = int(max(map(int, training.gather(str(count)))))
         found: list[int] = []
-        waiting, left = [range(count)], _TRIALS
+        waiting, left = [range(count)], 64  # executions at most
         while waiting and count and left:
             rows = waiting.pop(0)
             left -= 1
@@ -204,7 +226,7 @@ class Explainer:
         if training.world_size > 1:
             place = training.gather(place)[rank]
         named = f" on rank {rank}" if training.world_size > 1 else ""
-        text = paragraph(kind, step, named, place, rows, replayed, differs, other)
+        text = _paragraph(kind, step, named, place, rows, replayed, differs, other)
         return Verdict(kind, step, rank, finding, rows, replayed, differs is None, other, text)
 
 
@@ -231,3 +253,43 @@ def _place(finding: NonFiniteOperation | None, raised: str) -> str:
     line = f" at {finding.line}" if finding.line.file else ""
     code = f" ({finding.code})" if finding.code else ""
     return f"{finding.operation}{owner} in the {finding.phase}{line}{code}: {finding.why}"
+
+
+def _paragraph(
+    kind: str,
+    step: int,
+    rank: str,
+    place: str,
+    rows: tuple[int, ...],
+    replayed: int,
+    differs: int | None,
+    other: int | None,
+) -> str:
+    """Return the verdict in words; `place` says which operation it was and why."""
+    where = f"step {step}{rank}"
+    steps = "1 step" if replayed == 1 else f"{replayed} steps"
+    if kind == FINITE:
+        return f"{where}: everything is finite. The replay of {steps} computed the same bits."
+    if kind == TRANSIENT:
+        if differs is not None and differs != step:
+            cause = f"step {differs} computed other bits the first time"
+        else:
+            cause = "the same step with the same state, batch and random numbers is finite"
+        return (
+            f"{where}: transient. It does not happen again: in the replay of {steps}, {cause}. "
+            "Suspect the hardware, a race, or state that the step keeps outside of model and "
+            "optimizer."
+        )
+    same = "with the same bits" if differs is None else "though not with the same bits"
+    again = f"It happens again in the replay of {steps}, {same}."
+    if kind == DATA:
+        named = ", ".join(map(str, rows[:8])) + (" …" if len(rows) > 8 else "")
+        word = "row" if len(rows) == 1 else "rows"
+        which = f"{word} {named} of the batch" if rows else "the batch"
+        gone = f"It goes away with the batch of step {other}: check {which}."
+        return f"{where}: data. {place}. {again} {gone}"
+    tried = "No other batch was there to try."
+    if other is not None:
+        as_well = f"It happens with the batch of step {other} as well"
+        tried = f"{as_well}: check the code and the state, not the data."
+    return f"{where}: deterministic. {place}. {again} {tried}"

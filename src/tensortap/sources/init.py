@@ -7,7 +7,6 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,6 @@ from tensortap.runs.layout import receipt_file, write_json
 from tensortap.settings import buffer_size
 from tensortap.sinks.rank_stores import RankStores
 from tensortap.sinks.store import StoreSink
-from tensortap.sources.box_writer import BoxOptions, BoxWriter
-from tensortap.sources.replay_request import requested
 from tensortap.wire.worker import end_main_import
 
 log = logging.getLogger("tensortap")
@@ -37,20 +34,10 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 class OpenRun:
     """The run that this process writes."""
 
-    def __init__(
-        self,
-        path: Path,
-        rank: int,
-        world_size: int,
-        durable: bool,
-        box_options: BoxOptions | None = None,
-    ) -> None:
+    def __init__(self, path: Path, rank: int, world_size: int, durable: bool) -> None:
         self.path = path
         self.rank = rank
         self.world_size = world_size
-        self.durable = durable
-        self.box_options = box_options
-        self.box: BoxWriter | None = None  # made by the first black box
         sink = StoreSink(path, rank, durable=durable, ledger=pipeline.ledger)
         self.queue = Queue(RankStores(sink), budget=buffer_size(), overflow="newest", name="store")
         self.next_step = 0  # first step of the next tracker
@@ -69,8 +56,6 @@ class OpenRun:
         """Write the rest and the receipt, and mark the run as ended."""
         pipeline.detach(self.queue)
         try:
-            if self.box is not None:
-                self.box.close(_END)
             self.queue.close(_END)
             self._write_receipt(pipeline.receipt())  # now: what could not be written is counted
             if self.keeper is not None and not self.keeper.close():
@@ -99,30 +84,15 @@ _lock = threading.Lock()
 
 
 @checked
-def init(
-    folder: str | Path = "runs",
-    *,
-    durable: bool = False,
-    blackbox: bool | Mapping[str, Any] = False,
-) -> Path:
+def init(folder: str | Path = "runs", *, durable: bool = False) -> Path:
     """Start a run in a new folder below `folder`; it keeps everything captured from now on.
 
     All ranks of a job share the folder, which is named after the time. With `durable`, what a
-    flush has confirmed survives even a power failure. With `blackbox`, the first `tap.blackbox`
-    writes its snapshots and batches into the run, so that ``tensortap replay`` can run any step
-    again; ``blackbox={"every": 500, "disk": "50 GiB"}`` says at least how many steps apart, and how
-    many bytes they may take (10 GiB). An open run is finished first. Returns the folder of the
-    run. If the disk is full, that is logged, and training continues without a run.
+    flush has confirmed survives even a power failure. An open run is finished first. Returns the
+    folder of the run. If the disk is full, that is logged, and training continues without a run.
     """
-    box_options = BoxOptions.of(blackbox)
-    if (request := requested()) is not None:  # the program runs again to answer a question
-        folder, box_options = request.folder / "program", None
-    return open_run(Path(folder), durable, box_options)
-
-
-def open_run(path: Path, durable: bool = False, box_options: BoxOptions | None = None) -> Path:
-    """Start a run in a new folder below `path`; return its folder."""
     global _open, _registered, _full
+    path = Path(folder)
     end_main_import()
     with _lock:
         _finish()
@@ -130,7 +100,7 @@ def open_run(path: Path, durable: bool = False, box_options: BoxOptions | None =
         _full = ""
         try:
             path = shared_run(path, rank, world_size, job_name())
-            _open = OpenRun(path, rank, world_size, durable, box_options)
+            _open = OpenRun(path, rank, world_size, durable)
         except (OSError, TensortapError) as error:
             cause = error.__cause__ or error
             if getattr(cause, "errno", None) not in _NO_ROOM or pipeline.strict:

@@ -122,7 +122,6 @@ class Judge(RecordedTensors):
         self._counts: collections.Counter[str] = collections.Counter()
         self._found: list[Deviation] = []
         self._random: list[RandomCall] = []
-        self._raised = ""
         self._allowed: set[str] = set()  # modules that may differ, by a rule
 
     @property
@@ -180,20 +179,17 @@ class Judge(RecordedTensors):
             factor = _factor(swap.computed, swap.recorded, self._tolerance)
         return Deviation(swap.kind, _what(swap), _suspects(swap), found, reasons, factor)
 
-    def raised(self, module: str, words: str, *, ended: bool) -> None:
-        """Note a module that raises an error; with `ended`, it has ended the step."""
+    def raised(self, module: str, words: str) -> None:
+        """Note a module whose error has ended the step."""
         comparison = Comparison(False, words, differing=1)
         self._found.append(Deviation(Kind.ACTIVATION, "no output", (module,), comparison))
-        if ended:
-            self._raised = module
-        part = "what follows the error in" if ended else "what is inside"
-        self.notes[f"{part} {module} was not judged"] = None
+        self.notes[f"what follows the error in {module} was not judged"] = None
 
     # -- whose fault it is -----------------------------------------------------------------------
 
-    def report(self, reference: str, executions: int = 1) -> BisectReport:
+    def report(self, reference: str) -> BisectReport:
         """Return all faulty modules; raise NotFound if nothing could be judged."""
-        if not self._counts:
+        if not self._counts and not self._found:
             reasons = ["the step calls no module that the run recorded"]
             reasons = [f"{key}: {why}" for key, why in self.unjudged.items()][:1] or reasons
             raise NotFound(f"nothing was judged: {reasons[0]}; mapping= renames modules")
@@ -217,7 +213,7 @@ class Judge(RecordedTensors):
             ] = None
         return BisectReport(
             reference, self._recorded.step, tuple(faults), tuple(doubtful), dict(self._counts),
-            self.unjudged, tuple(self.notes), executions, self._raised,
+            self.unjudged, tuple(self.notes),
         )  # fmt: skip
 
     def _unsure(self) -> set[str]:

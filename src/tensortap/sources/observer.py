@@ -45,7 +45,7 @@ from tensortap.sources.tracked_alerts import TrackedAlerts
 from tensortap.sources.tracked_models import register
 from tensortap.sources.tracked_records import TrackedRecords
 from tensortap.stats import summarize
-from tensortap.stats.columns import RecordColumns, SummaryColumns
+from tensortap.stats.columns import SummaryColumns
 
 _OWNER = "tracker.step()"
 _now = time.perf_counter_ns
@@ -85,12 +85,12 @@ class Observer:
         self._lock = threading.RLock()  # another thread may ask for records during training
         self._alerts = TrackedAlerts(options, self._records, self._hand_over)
         self.checks_steps = self._alerts.checks_steps
-        self._digests = options.digests or self._alerts.needs_digests
+        self._digests = options.digests
         self._needs_values = values or self.explains or self._digests
         self.batch: ObservedBatch | None = None
         together = options.stats and not (self._needs_values or options.ops)
         if together and summarize.kernel is not None:
-            self.batch = ObservedBatch(self._maker, self._send_columns)
+            self.batch = ObservedBatch(self._maker, self._records.send_columns)
         self.analyses: Analyses | None = None
         if families := chosen_families(options.analyses):
             self.analyses = Analyses(
@@ -188,14 +188,10 @@ class Observer:
         if not self._needs_values:
             described = [observed for observed, _ in found]
             self._hand_over()
-            self._send_columns(self._maker.columns(described, stats, step))
+            self._records.send_columns(self._maker.columns(described, stats, step))
             return
         for (observed, value), summary in zip(found, stats.summaries(), strict=True):
             self.add(observed, summary, None, value, step)
-
-    def _send_columns(self, columns: RecordColumns) -> None:
-        self._records.send_columns(columns)
-        self._alerts.see_columns(columns)
 
     def _hand_over(self) -> None:
         """Send what was observed so far, before anything that comes later gets its `seq`."""
@@ -321,7 +317,7 @@ class Observer:
 
     def _put(self, record: Record, nbytes: int) -> None:
         self._records.send(record, nbytes)
-        self._alerts.see(record, nbytes)
+        self._alerts.see(record)
 
     def check_step(self, facts: StepFacts) -> None:
         self._alerts.check_step(facts, self.prefix)

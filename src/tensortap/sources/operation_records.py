@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import bisect
 import collections
 import contextlib
+import functools
+import heapq
+import linecache
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tensortap import ranks
 from tensortap.alerts.alert import WHY, Alert
-from tensortap.alerts.explanation import OperationExplanation
-from tensortap.alerts.reasons.why import why
+from tensortap.alerts.explanation import ChainLink, Operand, OperationExplanation
+from tensortap.alerts.reasons.why import first_bad, selected, why
 from tensortap.frameworks.operations import (
     Operation,
     OperationInput,
@@ -22,11 +26,10 @@ from tensortap.frameworks.operations import (
 )
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record, Summary
-from tensortap.sources.explanations import RecordedOperation, explanation_of
 from tensortap.stats import summarize_array
+from tensortap.text.tensors import line as statistics_line
 
-_ORIGINS = 64  # of values that are not finite, per step: more are not explained
-_RECENT = 4096  # records of operations in which a chain is looked for
+_AROUND = 3  # lines before and after
 
 
 class InputFacts(NamedTuple):
@@ -39,8 +42,7 @@ class InputFacts(NamedTuple):
     stats: Summary | None
 
     def __str__(self) -> str:
-        text = f"{self.name}: {self.dtype} {list(self.shape)}"
-        return text if self.stats is None else f"{text}, {_range(self.stats)}"
+        return f"{self.name}: {_values(self.stats, self.dtype, self.shape)}"
 
 
 class NonFiniteOperation(NamedTuple):
@@ -83,6 +85,14 @@ class NonFiniteOperation(NamedTuple):
         return f"{head}: {self.why}{code}{inputs}\n  output: {self.output}"
 
 
+class RecordedOperation(NamedTuple):
+    """The record of an operation's output, and where the operation is in the program."""
+
+    record: Record
+    line: SourceLine
+    is_view: bool
+
+
 @dataclass(slots=True)
 class Origin:
     """An operation that made values that are not finite; `absorbed` once all that used them is."""
@@ -99,7 +109,8 @@ class OperationRecords:
         self._prefix = prefix
         self.origins: list[Origin] = []
         self._tainted: dict[int, Origin] = {}  # by memory
-        self._recent: collections.deque[RecordedOperation] = collections.deque(maxlen=_RECENT)
+        # where a chain is looked for
+        self._recent: collections.deque[RecordedOperation] = collections.deque(maxlen=4096)
         self.count = 0
 
     @property
@@ -162,22 +173,28 @@ class OperationRecords:
     def _new_origin(
         self, operation: Operation, bad: list[OperationOutput], step: int, rank: int
     ) -> Origin | None:
-        if operation.is_view or len(self.origins) >= _ORIGINS or _is_deliberate(operation, bad):
-            return None  # a view may also show memory that nothing has been written to yet
+        # a view may also show memory that nothing has been written to yet; and more than 64 per
+        # step are not explained
+        if operation.is_view or len(self.origins) >= 64 or _is_deliberate(operation, bad):
+            return None
         line, stats = operation.line, bad[0].stats
         assert stats is not None
         name, explanation = operation.place + bad[0].path, None
         reason = f"{operation.name} made {_counts(stats)}"
+        inputs = selected(operation, first_bad(operation))[0][:8]  # the first are enough to see why
+        facts = tuple(map(_facts, inputs))
         try:
             reason = why(operation)
-            explanation = explanation_of(operation, self._prefix() + name, reason, self._recent)
+            explanation = _explanation(
+                operation, self._prefix() + name, reason, facts, bad[0], self._recent
+            )
         except Exception as error:  # words must not cost the finding
             pipeline.fault(operation.place, error, "was not explained")
         origin = Origin(NonFiniteOperation(
             name, operation.name, operation.phase, operation.module, step, operation.call, rank,
             line, "" if explanation is None else explanation.code,
-            tuple(map(_facts, operation.inputs[:8])), f"{_counts(stats)} of {stats.count:,}",
-            reason, bad[0].parameter, self.count, explanation,
+            facts, f"{_counts(stats)} of {stats.count:,}", reason, bad[0].parameter, self.count,
+            explanation,
         ))  # fmt: skip
         self.origins.append(origin)
         return origin
@@ -223,13 +240,6 @@ def _counts(stats: Summary) -> str:
     return " and ".join(f"{count:,} {word}" for count, word in found if count) or "finite values"
 
 
-def _range(stats: Summary) -> str:
-    if not stats.finite:
-        return _counts(stats)
-    text = f"{stats.min:.4g} to {stats.max:.4g}"
-    return text if stats.finite == stats.count else f"{text}, {_counts(stats)}"
-
-
 def _tags(operation: Operation, prefix: str) -> dict[str, str]:
     tags = {
         "module": prefix + operation.module, "op": operation.name, "phase": operation.phase,
@@ -242,3 +252,86 @@ def _tags(operation: Operation, prefix: str) -> dict[str, str]:
     if operation.inputs:
         tags["inputs"] = " ".join([x.digest.hex() if x.digest else "-" for x in operation.inputs])
     return tags
+
+
+# -- explanations ---------------------------------------------------------------------------------
+
+
+def _explanation(
+    operation: Operation,
+    name: str,
+    reason: str,
+    inputs: Sequence[InputFacts],
+    output: OperationOutput,
+    before: Sequence[RecordedOperation],
+) -> OperationExplanation:
+    """Return what to show of an operation; `before` are those that ran before it in the step."""
+    line = operation.line
+    first = max(1, line.line - _AROUND)
+    read = [Operand(x.name, _values(x.stats, x.dtype, x.shape)) for x in inputs]
+    made = Operand("output" + output.path, _values(output.stats, output.dtype, output.shape))
+    return OperationExplanation(
+        name, operation.name, operation.phase, operation.module, reason, line.file, line.line,
+        line.function, first, _source_lines(line.file, first, line.line + _AROUND), (*read, made),
+        _chain(operation, before),
+    )  # fmt: skip
+
+
+def _values(stats: Summary | None, dtype: str, shape: tuple[int, ...]) -> str:
+    return f"{dtype} {list(shape)}" if stats is None else statistics_line(stats, dtype, shape)
+
+
+def _source_lines(file: str, first: int, last: int) -> tuple[str, ...]:
+    """Return lines of the running program; what looks like a credential is hidden."""
+    if not file:
+        return ()
+    lines = (each.rstrip().expandtabs(4) for each in linecache.getlines(file)[first - 1 : last])
+    return tuple(_shown(each)[:200] for each in lines)
+
+
+@functools.lru_cache(1024)
+def _shown(line: str) -> str:
+    from tensortap.provenance.redact import Redactor
+
+    return Redactor().text(line, literals_only=True, entropy=True)
+
+
+def _chain(operation: Operation, before: Sequence[RecordedOperation]) -> tuple[ChainLink, ...]:
+    """Return the last operations that led to this one, in order; views are left out."""
+    makers: dict[str, list[int]] = {}
+    for number, each in enumerate(before):
+        if each.record.digest is not None:
+            makers.setdefault(each.record.digest.hex(), []).append(number)
+    inputs = [x.digest.hex() for x in operation.inputs if x.digest is not None]
+    found: list[int] = []
+    waiting = [-number for number in _made_by(inputs, makers, len(before))]
+    heapq.heapify(waiting)  # the latest first
+    seen = set(waiting)
+    while waiting and len(found) < 12:  # links are enough to read
+        number = -heapq.heappop(waiting)
+        each = before[number]
+        if not each.is_view:
+            found.append(number)
+        for earlier in _made_by(each.record.tags.get("inputs", "").split(), makers, number):
+            if -earlier not in seen:
+                seen.add(-earlier)
+                heapq.heappush(waiting, -earlier)
+    return tuple(_link(before[number]) for number in reversed(found))
+
+
+def _made_by(digests: Sequence[str], makers: dict[str, list[int]], end: int) -> set[int]:
+    """Return which operations before `end` made tensors with these digests, the last of each."""
+    found = set()
+    for digest in digests:
+        numbers = makers.get(digest, [])
+        at = bisect.bisect_left(numbers, end)
+        if at:
+            found.add(numbers[at - 1])
+    return found
+
+
+def _link(each: RecordedOperation) -> ChainLink:
+    record, line = each.record, each.line
+    code = "".join(_source_lines(line.file, line.line, line.line)).strip()
+    output = _values(record.stats, record.dtype, record.shape)
+    return ChainLink(record.name, record.tags.get("op", ""), str(line), code, output)

@@ -48,10 +48,6 @@ class TrackOptions(NamedTuple):
     out_path: str | Path | None = None
     digests: bool = False
     ops: bool = False
-    reference: str | Path | None = None
-    stop: bool = False
-    atol: float | None = None
-    rtol: float | None = None
     inputs: bool = False
     formats: Sequence[str] = ()
     analyses: Chosen = False
@@ -69,8 +65,6 @@ class TrackOptions(NamedTuple):
         for each in self.formats:
             check_format(each)
         chosen_families(self.analyses)
-        if self.reference is None and (self.stop or self.atol is not None or self.rtol is not None):
-            raise ValueError("stop, atol and rtol need reference=, the run to compare with")
         if self.on_alert is not None and not self.has_rules:
             raise ValueError("on_alert needs alerts=True, or a list of rules")
 

@@ -13,6 +13,7 @@ from typing import Any
 from tensortap.errors import TensortapError
 from tensortap.frameworks.observing import ModelTracing
 from tensortap.frameworks.registry import loaded_frameworks
+from tensortap.pipeline.pipeline import pipeline
 from tensortap.sources.tracing import instrument
 from tensortap.sources.tracing.collect import Callback, TraceOptions, ValueCollector
 from tensortap.sources.tracing.functions import NoSource
@@ -27,14 +28,12 @@ log = logging.getLogger("tensortap")
 class Tracer:
     """Local variables that are being traced; made by `trace`, used in a ``with`` statement."""
 
-    def __init__(
-        self, target: Any, paths: Sequence[str], options: TraceOptions, always: bool = False
-    ) -> None:
+    def __init__(self, target: Any, paths: Sequence[str], options: TraceOptions) -> None:
         self.target = target
         self.paths = tuple(paths)
         self.options = options
         self._segments = {path: parse(path) for path in self.paths}
-        self._collector = ValueCollector(options, always)
+        self._collector = ValueCollector(options)
         self._counter = IterationCounter(options.every, options.mode, options.gathering_interval)
         self._listeners: list[FunctionListener] = []
         self._patterns: dict[LocalProbe, str] = {}  # the path that each probe comes from
@@ -137,7 +136,7 @@ class Tracer:
             self._hooks.enter_context(models.hook_root(target, self._begin_iteration, end))
 
     def _begin_iteration(self, model: Any) -> None:
-        if self._collector.active and self._collector.enabled:
+        if self._collector.active and pipeline.enabled:
             self._collector.gather_before(self._counter.begin(model.training))
 
     def __exit__(self, *error: object) -> None:

@@ -216,10 +216,6 @@ def track(
     out_path: str | Path | None = None,
     digests: bool = False,
     ops: bool = False,
-    reference: str | Path | None = None,
-    stop: bool = False,
-    atol: float | None = None,
-    rtol: float | None = None,
     inputs: bool = False,
     formats: Sequence[str] = (),
     analyses: bool | Sequence[str] | Mapping[str, Mapping[str, Any]] = False,
@@ -241,8 +237,6 @@ def track(
     `tap.init`; `tracker.path` is the run. `digests=True` adds a digest of 25 bytes to every record,
     by which `tap.compare` finds out whether two tensors have the same bits, in whatever shards.
     `ops=True` also records every operation of the steps that `every` selects, as `tap.ops` does.
-    `reference` is a run with which each step is compared, within `atol` and `rtol` as by
-    `tap.compare`: the first difference is an alert, and `stop=True` raises it as `StopTraining`.
     `inputs=True` also records the tensors that each module is called with, as ``name.input[0]``;
     `tap.bisect` tells a module from the code before it by them. Compiled graphs do not have them.
     `formats` are block formats, such as ``["mxfp8_e4m3", "nvfp4"]``: the loss of each float tensor
@@ -258,7 +252,7 @@ def track(
     observer = Observer(TrackOptions(
         include, exclude, activations, gradients, weights, has_state, every, stats, tensors, stash,
         only_training, init_step, alerts, on_alert, name, out_path, digests, ops,
-        reference, stop, atol, rtol, inputs, formats, analyses,
+        inputs, formats, analyses,
     ))  # fmt: skip
     state = None if isinstance(optimizer_state, bool) else optimizer_state
     if model_state is not None or state is not None:
@@ -282,7 +276,7 @@ def track(
         hooks = framework.track(module, optimizer, observer)
         if hooks is not None:
             if "TENSORTAP_BISECT" in os.environ:
-                from tensortap.sources.bisect_program import bisected
+                from tensortap.sources.bisect import bisected
 
                 hooks = bisected(hooks, module, observer)
             recorder = _operations(module, observer) if ops else None

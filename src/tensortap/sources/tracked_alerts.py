@@ -1,4 +1,4 @@
-"""The alerts of one tracker: rules, replicas on other ranks and a reference run."""
+"""The alerts of one tracker: rules, and replicas on other ranks."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ from tensortap.alerts import Alert, AlertMonitor, record_of
 from tensortap.alerts.advice import record_of_rules
 from tensortap.alerts.alert import HINT
 from tensortap.alerts.steps import StepMonitor
-from tensortap.errors import StopTraining
 from tensortap.frameworks.observing import ReplicatedTensor
 from tensortap.frameworks.steps import StepFacts
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record
 from tensortap.sources.options import Patterns, TrackOptions
-from tensortap.sources.reference import ReferenceCheck
 from tensortap.sources.replicas import ReplicaCheck
 from tensortap.sources.tracked_records import TrackedRecords
-from tensortap.stats.columns import RecordColumns
 
 log = logging.getLogger("tensortap")
 
@@ -43,7 +40,6 @@ class TrackedAlerts:
         self.alerts: collections.deque[Alert] = collections.deque(maxlen=_MAX_ALERTS)
         self.hints: collections.deque[Alert] = collections.deque(maxlen=_MAX_ALERTS)
         self._records, self._hand_over = records, hand_over
-        self._stops = options.stop
         self._reported: set[tuple[str, str]] = set()  # rules and names
         self._monitor: AlertMonitor | None = None
         self._replicas: ReplicaCheck | None = None
@@ -53,25 +49,15 @@ class TrackedAlerts:
                 selected = Patterns(options.include, options.exclude)
                 self._replicas = ReplicaCheck(every, selected.wants, records.offer)
         self._steps = StepMonitor(self._monitor.rules if self._monitor is not None else ())
-        self._reference: ReferenceCheck | None = None
-        if options.reference is not None:
-            self._reference = ReferenceCheck(options.reference, options.atol, options.rtol)
 
     @property
     def checks_steps(self) -> bool:
         return bool(self._steps)
 
-    @property
-    def needs_digests(self) -> bool:
-        """Return whether the reference run has digests to compare with."""
-        return self._reference is not None and self._reference.has_digests
-
     def begin(self, step: int) -> None:
         """Start the comparisons, and record which rules there are."""
         if self._replicas is not None:
             self._replicas.begin()
-        if self._reference is not None:
-            self._reference.begin()
         if self._monitor is not None:
             rank, world_size = ranks.rank_and_world_size()
             seq, now, rules = pipeline.next_seq(), time.time_ns(), self._monitor.rules
@@ -86,25 +72,16 @@ class TrackedAlerts:
         if self._replicas is not None:
             self._replicas.close()
             self._poll_replicas()
-        if self._reference is not None:
-            self._reference.close()
-            self._poll_reference()
 
     def keeps_whole(self, record: Record) -> bool:
         """Return whether an alert asked for whole tensors from this step on."""
         return self._monitor is not None and self._monitor.keep(record.step, record.rank)
 
-    def see(self, record: Record, nbytes: int) -> None:
-        """Show a record to the rules, and to the comparison with the reference."""
-        if self._reference is not None:
-            self._reference.take(record, nbytes)
+    def see(self, record: Record) -> None:
+        """Show a record to the rules."""
         if self._monitor is not None:
             for alert in self._monitor.see(record):
                 self._record(alert, record.world_size)
-
-    def see_columns(self, columns: RecordColumns) -> None:
-        if self._reference is not None:
-            self._reference.take(columns)
 
     def check_step(self, facts: StepFacts, prefix: str) -> None:
         """Show what the current step did to the rules of steps."""
@@ -122,12 +99,6 @@ class TrackedAlerts:
         """Take the alerts of the comparisons: here, where training may be stopped."""
         if self._replicas is not None:
             self._poll_replicas()
-        if self._reference is not None:
-            self._reference.end_step()
-            if self._stops:
-                self._reference.wait()
-            if (alert := self._poll_reference()) is not None and self._stops:
-                raise StopTraining(str(alert), alert)
         if self._monitor is not None:
             self._monitor.check(skipped)
 
@@ -170,17 +141,6 @@ class TrackedAlerts:
         for alert in self._replicas.poll():
             self._monitor.add(alert)
             self._record(alert, world_size, rank)
-
-    def _poll_reference(self) -> Alert | None:
-        assert self._reference is not None
-        alert = self._reference.poll()
-        if alert is not None:
-            rank, world_size = ranks.rank_and_world_size()
-            log.warning("tensortap: %s", alert)
-            self._record(alert, world_size, rank)
-            if self._monitor is not None:
-                self._monitor.add(alert)
-        return alert
 
     def _record(self, alert: Alert, world_size: int, rank: int | None = None) -> None:
         (self.hints if alert.severity == HINT else self.alerts).append(alert)

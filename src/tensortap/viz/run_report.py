@@ -156,7 +156,7 @@ class RunReport(HtmlReport):
 
     def _why(self) -> str:
         verdict = verdict_of(self.alerts)
-        return "" if verdict is None else section("Why", why_html(verdict, self.figure))
+        return "" if verdict is None else section("Why", why_html(verdict))
 
     def _training(self) -> str:
         figure = training_figure(self.table, height=220, step=self.first_alert)

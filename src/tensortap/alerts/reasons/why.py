@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tensortap.alerts.reasons import elementwise, reductions  # noqa: F401  reductions registers
+from tensortap.alerts.reasons import causes  # noqa: F401  which registers them
 from tensortap.alerts.reasons.operands import (
     REASONS,
     Array,
@@ -29,7 +29,7 @@ from tensortap.frameworks.operations import (
 
 def why(operation: Operation) -> str:
     """Return in words why the outputs of an operation are not finite."""
-    operands = operands_of(operation, first_bad(operation))
+    operands = _operands_of(operation, first_bad(operation))
     with np.errstate(all="ignore"):
         found = None
         if operands.node:
@@ -45,16 +45,6 @@ def first_bad(operation: Operation) -> int:
     return next((i for i, x in enumerate(outputs) if x is not None and x.finite != x.count), 0)
 
 
-def is_elementwise(name: str) -> bool:
-    """Return whether an element of the output is made of those at its place in the inputs.
-
-    Softmax counts, too: its bad elements fill whole rows.
-    """
-    return "softmax" in name or any(
-        reason.__module__ == elementwise.__name__ for reason in REASONS.get(name, ())
-    )
-
-
 def selected(operation: Operation, bad: int) -> tuple[list[OperationInput], list[OperationOutput]]:
     """Return inputs and outputs; of an operation on lists, those of the output `bad`."""
     inputs = operation.inputs
@@ -65,18 +55,18 @@ def selected(operation: Operation, bad: int) -> tuple[list[OperationInput], list
     return inputs, operation.outputs[bad : bad + 1]
 
 
-def operands_of(operation: Operation, bad: int) -> Operands:
+def _operands_of(operation: Operation, bad: int) -> Operands:
     """Return the operands; of an operation on lists, those of the output `bad`."""
     name = operation.name.removesuffix("_").removeprefix("foreach_")
     inputs, outputs = selected(operation, bad)
-    arrays = {x.name.partition("[")[0]: floats(x.array()) for x in inputs}
+    arrays = {x.name.partition("[")[0]: _floats(x.array()) for x in inputs}
     dtype = outputs[0].dtype if outputs else ""
-    made = [found for x in outputs if (found := floats(x.array())) is not None]
+    made = [found for x in outputs if (found := _floats(x.array())) is not None]
     node = operation.node if operation.phase == BACKWARD else ""
     return Operands(name, node, dtype, arrays, made, operation.scalars)
 
 
-def floats(array: Any) -> Array | None:
+def _floats(array: Any) -> Array | None:
     if array is None or array.dtype.kind == "c":
         return None
     try:

@@ -80,9 +80,6 @@ class JaxTraining(Training):
         self._results, moment = list(kept.content[0]), kept.content[1]
         self.restore_moment(moment)
 
-    def digest(self) -> bytes:
-        return b"".join(digest_of(_read(leaf)) for leaf in self._results if _is_array(leaf))
-
     def keep_moment(self) -> Any:
         return random.getstate(), np.random.get_state()  # noqa: NPY002
 

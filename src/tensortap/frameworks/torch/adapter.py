@@ -15,7 +15,6 @@ import torch
 from torch.overrides import has_torch_function
 
 from tensortap.errors import CaptureError
-from tensortap.frameworks.experiments import ModelExperiments
 from tensortap.frameworks.grafting import GraftHooks, GraftSource
 from tensortap.frameworks.observing import (
     Hooks,
@@ -33,7 +32,6 @@ from tensortap.frameworks.replaying import Training
 from tensortap.frameworks.torch import private, tensors, trace_models
 from tensortap.frameworks.torch.channel import open_channel, open_store
 from tensortap.frameworks.torch.device_digest import digest_later
-from tensortap.frameworks.torch.experiments import TorchExperiments
 from tensortap.frameworks.torch.grafts import ModelGrafts
 from tensortap.frameworks.torch.ops import OperationHooks
 from tensortap.frameworks.torch.probes import find_probes
@@ -150,9 +148,6 @@ class TorchFramework(Framework):
     def width_training(self, model: Any, optimizer: Any, task: WidthTask) -> WidthTraining | None:
         is_module = isinstance(model, torch.nn.Module)
         return TorchWidthTraining(model, optimizer, task) if is_module else None
-
-    def experiments(self, model: Any) -> ModelExperiments | None:
-        return TorchExperiments(model) if isinstance(model, torch.nn.Module) else None
 
     def trained_models(
         self,

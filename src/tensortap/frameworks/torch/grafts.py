@@ -64,7 +64,6 @@ class ModelGrafts:
         self._parameters = ParameterGrafts(root, source)
         self.load = self._parameters.load
         self.stepping: Callable[[Any], object] | None = None
-        self._skipped: set[str] = set()
 
     def attach(self) -> None:
         self._parameters.stepping = self.stepping
@@ -74,9 +73,6 @@ class ModelGrafts:
         for name, module in Names(self._root).modules():
             if not self._source.selects(name):
                 continue
-            if name in self._skipped:
-                module.forward = functools.partial(self._stand_in, name)
-                self._undo.append(functools.partial(delattr, module, "forward"))
             hook = ReplacingHook(functools.partial(self._on_call, name))
             self._undo.append(hook_module(module, hook, before=True, with_kwargs=True))
             hook = ReplacingHook(functools.partial(self._on_output, name))
@@ -96,22 +92,6 @@ class ModelGrafts:
     @property
     def running(self) -> str:
         return self._stack[-1].site.module if self._stack else ""
-
-    def skip(self, module: str) -> bool:
-        if "forward" in vars(dict(Names(self._root).modules()).get(module, self._root)):
-            return False  # it has a forward of its own, not of its class
-        if self._source.recorded(module, Kind.ACTIVATION, 0, ()) is not None:
-            self._skipped.add(module)
-        return module in self._skipped
-
-    def _stand_in(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Return the recorded output; zero gradients go to the first input that takes one."""
-        stack = self._stack if private.backward_pass() == -1 else self._repeated
-        data = self._source.recorded(name, Kind.ACTIVATION, stack[-1].site.call, ())
-        assert data is not None
-        inputs = [x for _, x in tensors_in((args, kwargs), torch.Tensor) if x.requires_grad]
-        value = recorded_part(data, None)
-        return _with_value(inputs[0], value) if inputs else value
 
     def _begin_step(self, step: int) -> None:
         self._step = step

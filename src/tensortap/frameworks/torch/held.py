@@ -81,42 +81,6 @@ def held_nbytes(value: Any) -> int:
     return sum(held.copy.nbytes for _, held in tensors_in(value, HeldTensor))
 
 
-def plain(value: Any) -> tuple[Any, list[tuple[str, list[int], bool, bool]]]:
-    """Return a value with plain tensors, and the layout of each.
-
-    A layout is the device, the order of dimensions in memory, and whether it is distributed and
-    requires a gradient.
-    """
-    layouts: list[tuple[str, list[int], bool, bool]] = []
-
-    def take(held: HeldTensor) -> torch.Tensor:
-        strides = held.copy.stride()
-        order = sorted(range(len(strides)), key=lambda axis: -strides[axis])
-        order = [] if held.copy.is_contiguous() else order
-        layouts.append((str(held.device), order, held.distributed, held.requires_grad))
-        return held.copy
-
-    return map_tensors(value, HeldTensor, take), layouts
-
-
-def held_from(value: Any, layouts: Any) -> Any:
-    """Return what `plain` was made of; raise ValueError if it does not fit."""
-    rest = iter(layouts)
-
-    def take(tensor: torch.Tensor) -> HeldTensor:
-        device, order, distributed, requires_grad = next(rest)
-        if order:
-            if sorted(order) != list(range(tensor.ndim)):
-                raise ValueError("a tensor has no such dimensions")
-            back = sorted(range(tensor.ndim), key=lambda axis: order[axis])
-            tensor = tensor.permute(order).contiguous().permute(back)
-        return HeldTensor(
-            tensor, torch.device(device), None, bool(distributed), bool(requires_grad)
-        )
-
-    return map_tensors(value, torch.Tensor, take)
-
-
 def map_tensors(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
     """Return copies of dicts, lists and tuples around what `function` makes of each tensor."""
     if isinstance(value, kind):

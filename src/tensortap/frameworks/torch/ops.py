@@ -48,7 +48,6 @@ _SKIPPED = (
     "alias", "detach", "detach_", "lift", "lift_fresh", "record_stream", "resize_", "resize_as_",
     "set_",
 )  # fmt: skip
-_KNOWN = 4096  # tensors whose digests and statistics are remembered
 # views that show all elements of another tensor once, if they have as many
 _SAME_ELEMENTS = frozenset(
     ("view", "t", "transpose", "permute", "unsqueeze", "squeeze", "unsafe_view", "reshape_alias")
@@ -290,7 +289,7 @@ class KnownTensors:
         return stats
 
     def _note(self, tensor: torch.Tensor) -> bytes | None:
-        if len(self._digests) > _KNOWN:
+        if len(self._digests) > 4096:  # tensors that are remembered
             self.clear()
         digest = _digest(tensor)
         self._digests[id(tensor)] = weakref.ref(tensor), digest

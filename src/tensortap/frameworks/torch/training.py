@@ -6,38 +6,32 @@ does not notice. `load_state_dict` of an optimizer would convert dtypes.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from xxhash import xxh3_128
 
 from tensortap import ranks
 from tensortap.frameworks.observing import tensors_in
-from tensortap.frameworks.replaying import KeptBatch, KeptState, StorableTraining
+from tensortap.frameworks.replaying import KeptBatch, KeptState, Training
 from tensortap.frameworks.snapshot import digest_of
-from tensortap.frameworks.torch.gradient_probes import observe_gradients
 from tensortap.frameworks.torch.held import (
     HeldTensor,
     Spare,
-    held_from,
     held_nbytes,
     hold,
     local,
-    plain,
     released,
     spare_tensors,
 )
 from tensortap.frameworks.torch.optimizers import find_optimizers, parameters_of
 from tensortap.frameworks.torch.shards import like
 from tensortap.frameworks.torch.tensors import quiet
-from tensortap.record import Opaque
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -50,7 +44,7 @@ class Place(NamedTuple):
     key: str = ""
 
 
-class TorchTraining(StorableTraining):
+class TorchTraining(Training):
     """A model, its optimizers, and other objects with a ``state_dict``."""
 
     def __init__(self, model: torch.nn.Module, optimizer: Any, others: tuple[Any, ...]) -> None:
@@ -122,8 +116,24 @@ class TorchTraining(StorableTraining):
         return KeptState((places, states, moment), nbytes)
 
     def check(self, kept: KeptState) -> None:
-        with _checked():
+        try:
             self._check_parameters(kept.content[0])
+        except LookupError as error:
+            raise ValueError(f"here is no {error}") from None
+
+    def _check_parameters(self, places: list[tuple[Place, Any]]) -> None:
+        owner = self._owners()
+        for place, value in places:
+            found = owner(place)
+            if place.kind == "parameter" and local(found).shape != value.copy.shape:
+                raise ValueError(
+                    f"the parameter {place.name} has the shape {tuple(value.copy.shape)}, and here "
+                    f"{tuple(local(found).shape)}"
+                )
+        stored = {place for place, _ in places if place.kind in ("parameter", "optimizer")}
+        for place, _ in self._places():
+            if place.kind in ("parameter", "optimizer") and place not in stored:
+                raise ValueError(f"it has no {place.kind} {place.name} {place.key}".rstrip())
 
     def restore(self, kept: KeptState) -> None:
         places, states, moment = kept.content
@@ -133,16 +143,7 @@ class TorchTraining(StorableTraining):
                 _write(owner(place), place, value)
             for other, state in zip(self._others, states, strict=True):
                 _load(other, copy.deepcopy(state))
-        if moment is not None:
-            self.restore_moment(moment)
-
-    def digest(self) -> bytes:
-        hasher = xxh3_128()
-        with quiet():
-            for _, value in self._places():
-                for _, tensor in tensors_in(value, torch.Tensor):
-                    hasher.update(digest_of(local(tensor)))
-        return hasher.digest()
+        self.restore_moment(moment)
 
     # -- moments ---------------------------------------------------------------------------------
 
@@ -203,70 +204,6 @@ class TorchTraining(StorableTraining):
                 good[chosen] = bad[chosen].to(good.device)
         return args
 
-    # -- for another process ----------------------------------------------------------------
-
-    def plain_state(self, kept: KeptState) -> Any:
-        places, states, _ = kept.content
-        value, layouts = plain([(tuple(place), held) for place, held in places])
-        return {"places": value, "layouts": layouts, "others": states}
-
-    def state_from(self, given: Any) -> KeptState:
-        with _checked(), quiet():
-            held = held_from(given["places"], given["layouts"])
-            places = [(Place(*place), value) for place, value in held]
-            self._check_places(places)
-            present = [_state_of(other) for other in self._others]
-            if len(present) != len(given["others"]):
-                raise ValueError(f"it has {len(given['others'])} others, and here {len(present)}")
-            states = [_merged(*pair) for pair in zip(given["others"], present, strict=True)]
-        return KeptState((places, states, None), sum(held_nbytes(value) for _, value in places))
-
-    def _check_places(self, places: list[tuple[Place, Any]]) -> None:
-        """Raise ValueError unless the model and the optimizers have all places, and no others."""
-        self._check_parameters(places)
-        owner = self._owners()
-        for place, _ in places:
-            if place.kind == "module" and not isinstance(
-                owner(place).get(place.key), (torch.Tensor, *_PLAIN)
-            ):
-                raise ValueError(f"{place.key} of the module {place.name!r} is no number here")
-
-    def _check_parameters(self, places: list[tuple[Place, Any]]) -> None:
-        owner = self._owners()
-        for place, value in places:
-            found = owner(place)
-            if place.kind == "parameter" and local(found).shape != value.copy.shape:
-                raise ValueError(
-                    f"the parameter {place.name} has the shape {tuple(value.copy.shape)}, and here "
-                    f"{tuple(local(found).shape)}"
-                )
-        stored = {place for place, _ in places if place.kind in ("parameter", "optimizer")}
-        for place, _ in self._places():
-            if place.kind in ("parameter", "optimizer") and place not in stored:
-                raise ValueError(f"it has no {place.kind} {place.name} {place.key}".rstrip())
-
-    def plain_step(self, kept: KeptBatch, moment: Any) -> Any:
-        batch, layouts = plain(kept.content)
-        (version, numbers, gauss), *others = moment
-        # the position apart: the other numbers stay the same for some hundred calls
-        python = version, np.array(numbers[:-1], np.uint32), numbers[-1], gauss
-        return {"batch": batch, "layouts": layouts, "moment": [python, *others]}
-
-    def step_from(self, given: Any) -> tuple[KeptBatch, Any]:
-        with _checked(), quiet():
-            batch = held_from(given["batch"], given["layouts"])
-            (version, numbers, position, gauss), *others = given["moment"]
-            moment = ((version, (*numbers.tolist(), position), gauss), *others)
-            args, kwargs = batch
-            if not isinstance(args, tuple) or not isinstance(kwargs, dict):
-                raise TypeError("the arguments of a step are a tuple and a dict")
-        return KeptBatch(batch, held_nbytes(batch)), moment
-
-    def observe_gradients(
-        self, patterns: Sequence[str], take: Callable[[str, Any], None]
-    ) -> contextlib.AbstractContextManager[Any]:
-        return observe_gradients(self._model, patterns, take)
-
     # -- judging ---------------------------------------------------------------------------------
 
     def is_bad(self, result: Any, whole: bool) -> bool:
@@ -309,26 +246,6 @@ class TorchTraining(StorableTraining):
         with quiet():
             dist.all_gather_object(found, value, group=self._own_group())
         return found
-
-
-@contextlib.contextmanager
-def _checked() -> Iterator[None]:
-    """Raise ValueError if data of a run is not what a training program can use."""
-    try:
-        yield
-    except KeyError as error:
-        raise ValueError(f"here is no {error}") from None
-    except (TypeError, AttributeError, IndexError, StopIteration, RuntimeError) as error:
-        raise ValueError(str(error)) from None
-
-
-def _merged(stored: Any, present: Any) -> Any:
-    """Return a stored state; what a run cannot hold, such as functions, comes from the present."""
-    if isinstance(stored, Opaque):
-        return copy.deepcopy(present)
-    if isinstance(stored, dict) and isinstance(present, dict):
-        return {key: _merged(item, present.get(key)) for key, item in stored.items()}
-    return stored
 
 
 def _is_distributed() -> bool:

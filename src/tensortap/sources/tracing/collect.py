@@ -86,9 +86,8 @@ def _checked_callbacks(given: Mapping[str, Any], path: str = "") -> dict[str, An
 class ValueCollector:
     """Keeps values, gathers them, calls the callbacks; one for each tracer."""
 
-    def __init__(self, options: TraceOptions, always: bool = False) -> None:
+    def __init__(self, options: TraceOptions) -> None:
         self.active = False
-        self._always = always  # also while capturing is off
         self.gathered_paths: set[str] = set()  # paths that any rank has kept a value of
         self._options = options
         self._earlier = TraceResults()  # of earlier times that the tracer was entered
@@ -101,11 +100,6 @@ class ValueCollector:
         self._lock = threading.RLock()
         self._forked = False
         self._callbacks = functools.cache(options.callbacks)
-
-    @property
-    def enabled(self) -> bool:
-        """Whether capturing is on, or does not matter."""
-        return self._always or pipeline.enabled
 
     def after_fork(self) -> None:
         """Renew the lock; a forked child keeps nothing in memory, where it would be lost."""

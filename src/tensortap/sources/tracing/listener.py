@@ -136,7 +136,7 @@ class FunctionListener:
         """Begin a call; return None if it is not traced."""
         if not self.collector.active:
             return None
-        if not self.collector.enabled:
+        if not pipeline.enabled:
             self._skipped[_DISABLED] += 1
             return None
         counter = self._counter

@@ -9,7 +9,6 @@ from tensortap.viz.figures.exponents import exponents_figure
 from tensortap.viz.figures.facets import heatmaps_figure
 from tensortap.viz.figures.heatmap import heatmap_figure
 from tensortap.viz.figures.lines import lines_figure
-from tensortap.viz.figures.operands import operand_figure
 from tensortap.viz.figures.ranks import ranks_figure
 from tensortap.viz.figures.tensors import histogram_figure, tensor_figure
 from tensortap.viz.figures.training import sparkline, training_figure
@@ -20,7 +19,6 @@ __all__ = [
     "heatmaps_figure",
     "histogram_figure",
     "lines_figure",
-    "operand_figure",
     "ranks_figure",
     "sparkline",
     "tensor_figure",

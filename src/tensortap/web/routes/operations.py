@@ -13,7 +13,6 @@ from tensortap.errors import NotFound, TensortapError
 from tensortap.record import Kind, Record
 from tensortap.runs.rows import HEAD_COLUMNS, records_of
 from tensortap.text.records import record_line
-from tensortap.viz.figures import operand_figure
 from tensortap.web.responses import PageRequest, PageRoute
 from tensortap.web.routes.figures import at_or_before
 
@@ -30,8 +29,8 @@ def verdict_key(verdict: Alert | None) -> str:
     return f"{verdict.step} {verdict.rank} {verdict.kind.value} {verdict.name}"
 
 
-def why(request: PageRequest) -> dict[str, Any]:
-    """Return a verdict by its key: its paragraph, its explanation, and the figures of operands.
+def why(request: PageRequest) -> Any:
+    """Return a verdict by its key: its paragraph, and its explanation.
 
     The key may end after the step or the rank.
     """
@@ -45,12 +44,7 @@ def why(request: PageRequest) -> dict[str, Any]:
     )  # fmt: skip
     if verdict is None:
         raise NotFound(NO_VERDICT)
-    found = verdict.explanation
-    operands = () if found is None else found.operands
-    return {
-        **msgspec.to_builtins(verdict),
-        "figures": [operand_figure(each, theme=request.theme) for each in operands],
-    }
+    return msgspec.to_builtins(verdict)
 
 
 def operations(request: PageRequest) -> dict[str, Any]:
