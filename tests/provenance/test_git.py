@@ -234,6 +234,15 @@ def test_repository_with_only_a_huge_file_has_no_patch(repo, look):
     assert found.patches == {}
 
 
+def test_changes_that_are_too_large_are_not_stored(repo, look):
+    repo.write("model.py", "x = 1\n" * 1_000_000)
+    found = look(repo)
+    info = found.info["project_git_info"]
+    assert found.patches == {}
+    assert (info["status"], info["git_diff"]) == ("dirty", "")
+    assert "the patch has 6.7 MiB, the limit is 4 MiB" in info["error"]
+
+
 def test_leaves_out_credentials_and_runs(repo, look):
     repo.write(".env", "HF_TOKEN=hf_x\n")
     repo.write("experiments/1/run.json", "{}")

@@ -15,8 +15,13 @@ from typing import Any
 
 from tensortap.limits import format_size
 from tensortap.provenance.gitcmd import TIMEOUT, Git, GitFailed
-from tensortap.provenance.pace import Pace
-from tensortap.provenance.patch import UNTRACKED_LIMIT, Untracked, redact_patch, write_patch
+from tensortap.provenance.patch import (
+    MAX_PATCH,
+    UNTRACKED_LIMIT,
+    Untracked,
+    redact_patch,
+    write_patch,
+)
 from tensortap.provenance.project import project_folder
 from tensortap.provenance.redact import Redactor
 
@@ -89,7 +94,6 @@ def repository_info(
     limit: int = UNTRACKED_LIMIT,
     timeout: float = TIMEOUT,
     redactor: Redactor | None = None,
-    pace: Pace | None = None,
 ) -> dict[str, Any]:
     """Describe the repository of a folder; write its changes, if there are any, into `patch`.
 
@@ -123,7 +127,10 @@ def repository_info(
         info["repository"] = git.text("rev-parse", "--show-toplevel")
         git = Git(Path(info["repository"]), timeout=timeout)
         untracked = write_patch(git, _base(git, info["commit_id"]), patch, limit=limit, skip=skip)
-        redacted = redact_patch(patch, redactor, set(untracked.included), pace or Pace(rest=0))
+        if (size := patch.stat().st_size) > MAX_PATCH:
+            info["status"] = "dirty"
+            raise GitFailed(f"the patch has {format_size(size)}, the limit is 4 MiB")
+        redacted = redact_patch(patch, redactor)
         info |= _changes(patch, untracked, limit)
         if redacted:
             info["redacted_lines"] = redacted

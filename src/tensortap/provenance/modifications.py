@@ -17,15 +17,18 @@ from __future__ import annotations
 import functools
 import re
 import sys
+import time
 import tokenize
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tensortap.provenance.pace import Pace
 from tensortap.provenance.project import PROJECT, PYTHON, Owners, project_folder
 
+# Seconds per module. A thread that computes keeps the interpreter lock until another thread has
+# waited for it five milliseconds: training would feel that for as long as the search takes.
+_PAUSE = 0.0005
 _HOOKS = frozenset(  # attributes that Python offers for replacement
     """sys.excepthook sys.displayhook sys.unraisablehook sys.breakpointhook threading.excepthook
     warnings.showwarning warnings.formatwarning warnings._showwarnmsg warnings._showwarnmsg_impl
@@ -63,16 +66,14 @@ class _Place(NamedTuple):
 class Finder:
     """Finds the modifications in all loaded modules."""
 
-    def __init__(self, root: Path | None = None, *, pace: Pace | None = None) -> None:
+    def __init__(self, root: Path | None = None) -> None:
         self._owners = Owners(root or project_folder())
-        self._pace = pace or Pace(rest=0)
 
     def find(self) -> dict[str, Modification]:
         """Return the modifications by the qualified name of what they replace."""
         found = {}
         for place, content in self._namespaces():
             for key in list(content):
-                self._pace()
                 for value in _functions(content.get(key)):
                     modification = self._examine(place, key, value)
                     if modification is not None:
@@ -89,10 +90,10 @@ class Finder:
             if not content or id(content) in seen or owner == PROJECT:
                 continue
             seen.add(id(content))
+            time.sleep(_PAUSE)
             yield _Place(owner, file, name), content
             classes = list(content.values())
             while classes:
-                self._pace()
                 cls = classes.pop()
                 if not issubclass(type(cls), type) or id(cls) in seen:
                     continue

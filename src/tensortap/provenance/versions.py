@@ -21,7 +21,6 @@ import msgspec
 
 from tensortap.files import CorruptFile, read_small, restrict
 from tensortap.limits import parse_size
-from tensortap.provenance.pace import Pace
 
 KEPT = 100  # versions of a file
 MAX_JSON = parse_size("8 MiB")
@@ -69,11 +68,11 @@ def read_version(folder: Path, stem: str, number: int | None) -> dict[str, Any] 
     return content if isinstance(content, dict) else None
 
 
-def write(folder: Path, stem: str, info: Mapping[str, Any], *, pace: Pace, keep: bool) -> None:
+def write(folder: Path, stem: str, info: Mapping[str, Any], *, keep: bool) -> None:
     """Make `info` the newest version; with `keep`, archive the one before it."""
     if keep:
         archive(folder, stem)
-    _write_json(folder / f"{stem}.json", info, pace)
+    _write_json(folder / f"{stem}.json", info)
 
 
 def archive(folder: Path, stem: str, patches: tuple[str, ...] = ()) -> None:
@@ -87,7 +86,7 @@ def archive(folder: Path, stem: str, patches: tuple[str, ...] = ()) -> None:
         with contextlib.suppress(FileNotFoundError):
             _copy(folder / name, folder / numbered(name, number))
         text = text.replace(f'"See {name}"', f'"See {numbered(name, number)}"')
-    _write_json(folder / numbered(f"{stem}.json", number), json.loads(text), Pace(rest=0))
+    _write_json(folder / numbered(f"{stem}.json", number), json.loads(text))
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -100,14 +99,12 @@ def _copy(source: Path, target: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _write_json(target: Path, info: Mapping[str, Any], pace: Pace) -> None:
+def _write_json(target: Path, info: Mapping[str, Any]) -> None:
     partial = target.with_name(f".{target.name}.partial")
     try:
         with partial.open("w", encoding="utf-8") as out:
             restrict(partial)
-            for piece in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(info):
-                out.write(piece)
-                pace()
+            json.dump(info, out, indent=2, ensure_ascii=False)
             out.write("\n")
         os.replace(partial, target)
     finally:
