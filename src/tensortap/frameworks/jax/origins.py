@@ -37,8 +37,7 @@ from tensortap.stats.packed import layout
 # code of the libraries through which a call of a module goes
 _PLUMBING = (
     "tensortap.", "jax.", "contextlib", "functools", "flax.linen.module", "flax.core.",
-    "flax.linen.transforms", "equinox._", "keras.src.utils.", "keras.src.layers.layer",
-    "keras.src.ops.operation", "keras.src.backend.",
+    "flax.linen.transforms", "equinox._",
 )  # fmt: skip
 
 
