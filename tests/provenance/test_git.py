@@ -5,12 +5,14 @@ import os
 import stat
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from tensortap.provenance.collect import _patches_of
 from tensortap.provenance.git import collect_git, repository_info
 from tensortap.provenance.redact import Redactor
-from tests.provenance.conftest import Repo, tree
+from tests.provenance.conftest import SRC, Repo, tree
 
 pytestmark = pytest.mark.slow
 
@@ -28,10 +30,14 @@ def look(tmp_path):
         before = repo.state()
         scratch = tmp_path / "scratch"
         scratch.mkdir(exist_ok=True)
-        found = collect_git(scratch, start=repo.path, redactor=Redactor(environ={}), **options)
+        info = collect_git(scratch, start=repo.path, redactor=Redactor(environ={}), **options)
         assert repo.state() == before
-        json.dumps(found.info)
-        return found
+        json.dumps(info)
+        patches = {name: scratch / name for name in _patches_of(info)}
+        assert {file.name for file in scratch.iterdir()} == set(patches)
+        for file in scratch.iterdir():
+            file.rename(tmp_path / file.name)
+        return SimpleNamespace(info=info, patches={n: tmp_path / n for n in patches})
 
     return look
 
@@ -196,7 +202,7 @@ def test_ignores_git_variables_of_a_hook(repo, look, tmp_path, monkeypatch):
     scratch = tmp_path / "s"
     scratch.mkdir()
     (repo.path / "new").write_text("x")
-    found = collect_git(scratch, start=repo.path).info["project_git_info"]
+    found = collect_git(scratch, start=repo.path)["project_git_info"]
     assert found["repository"] == str(repo.path)
     assert found["status"] == "dirty"
 
@@ -457,7 +463,7 @@ def test_project_is_the_folder_of_the_main_script(repo, python, tmp_path):
     code = """
         import json, pathlib, sys
         from tensortap.provenance.git import collect_git
-        print(collect_git(pathlib.Path(sys.argv[1])).info["project_git_info"]["repository"])
+        print(collect_git(pathlib.Path(sys.argv[1]))["project_git_info"]["repository"])
     """
     (tmp_path / "elsewhere").mkdir()
     repo.write("x/main.py", "")
@@ -465,7 +471,7 @@ def test_project_is_the_folder_of_the_main_script(repo, python, tmp_path):
     done = subprocess.run(
         [sys.executable, str(repo.path / "x/main.py"), str(tmp_path)],
         cwd=tmp_path / "elsewhere",
-        env={**os.environ, "PYTHONPATH": "src"},
+        env={**os.environ, "PYTHONPATH": str(SRC)},
         capture_output=True,
         text=True,
         check=True,

@@ -99,14 +99,14 @@ class ProvenanceCollector:
         before = versions.current(self._folder, "git_info")
         packages = versions.current(self._folder, "packages") or {}
         with tempfile.TemporaryDirectory(dir=self._folder, prefix=".provenance-") as scratch:
-            found = collect_git(
+            info = collect_git(
                 Path(scratch),
                 start=self._start,
                 packages=packages.get("packages"),
                 skip=(self._folder,),
                 redactor=Redactor(),
             )
-            info, patches = found.info, found.patches
+            patches = {name: Path(scratch) / name for name in _patches_of(info)}
             info |= {"runtime_modifications": {}, "runtime_modifications_checked": False}
             if self._modifications:
                 if before is None:  # the search takes long; until it ends, this is what is known

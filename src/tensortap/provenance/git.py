@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +24,10 @@ from tensortap.provenance.patch import (
 from tensortap.provenance.project import project_folder
 from tensortap.provenance.redact import Redactor
 
-LOG_ENTRIES = 50
-PATCH = "project.patch"
-
 _SHORT = (
     "commit_id", "branch", "status", "remote", "repository", "git_dir", "git_diff",
     "patch_sha256", "redacted_lines", "error", "warnings",
 )  # fmt: skip
-
-
-@dataclass(slots=True)
-class GitInfo:
-    """The content of git_info.json, and the patch files that it refers to."""
-
-    info: dict[str, Any] = field(default_factory=dict)
-    patches: dict[str, Path] = field(default_factory=dict)  # name in the run folder → file
 
 
 def collect_git(
@@ -48,23 +36,16 @@ def collect_git(
     start: Path | None = None,
     packages: dict[str, dict[str, Any]] | None = None,
     **options: Any,
-) -> GitInfo:
-    """Return git_info.json without the runtime modifications; write patches into `scratch`.
+) -> dict[str, Any]:
+    """Return git_info.json without the runtime modifications; write its patches into `scratch`.
 
     `start` is a folder of the project (default: that of the main script), `packages` is the
     "packages" of packages.json. `options` are those of `repository_info`.
     """
-    found = GitInfo()
-
-    def describe(folder: Path, patch: str) -> dict[str, Any]:
-        info = repository_info(folder, scratch / patch, **options)
-        if info["git_diff"]:
-            found.patches[patch] = scratch / patch
-        return info
-
-    project = describe(start or project_folder(), PATCH)
+    project = repository_info(start or project_folder(), scratch / "project.patch", **options)
     for path, commit in _submodules(project):
-        info = describe(Path(project["repository"]) / path, f"submodule.{_slug(path)}.patch")
+        patch = scratch / f"submodule.{_slug(path)}.patch"
+        info = repository_info(Path(project["repository"]) / path, patch, **options)
         short = {key: info[key] for key in _SHORT if key in info}
         project.setdefault("submodules", {})[path] = {"committed_id": commit, **short}
         if info["status"] == "dirty":
@@ -79,11 +60,11 @@ def collect_git(
             short = {key: project[key] for key in ("commit_id", "branch", "status")}
             editable[name] = {"location": location, "same_as": "project", **short}
         elif top:
-            info = describe(Path(location), f"package.{_slug(name)}.patch")
+            patch = scratch / f"package.{_slug(name)}.patch"
+            info = repository_info(Path(location), patch, **options)
             short = {key: info[key] for key in _SHORT if key in info}
             editable[name] = {"location": location, **short}
-    found.info = {"project_git_info": project, "packages_git_info": editable}
-    return found
+    return {"project_git_info": project, "packages_git_info": editable}
 
 
 def repository_info(
@@ -168,7 +149,7 @@ def _changes(patch: Path, untracked: Untracked, limit: int) -> dict[str, Any]:
 def _log(git: Git, redactor: Redactor) -> list[dict[str, str]]:
     try:
         out = git.run(
-            "log", f"-{LOG_ENTRIES}", "-z", "--no-color", "--no-decorate", "--no-ext-diff",
+            "log", "-50", "-z", "--no-color", "--no-decorate", "--no-ext-diff",
             "--no-patch", "--encoding=UTF-8", "--format=%H%x1f%an%x1f%aI%x1f%s",
         )  # fmt: skip
     except GitFailed:

@@ -44,25 +44,35 @@ _PATTERNS = tuple(
     re.compile(pattern, re.ASCII)
     for pattern in (
         # private keys; in a patch up to the end of the hunk if there is no end
-        r"-----BEGIN[ A-Z]*PRIVATE KEY[ A-Z]*-----"
-        r"(?s:.)*?(?:-----END[ A-Z]*PRIVATE KEY[ A-Z]*-----|\Z)",
+        (
+            r"-----BEGIN[ A-Z]*PRIVATE KEY[ A-Z]*-----"
+            r"(?s:.)*?(?:-----END[ A-Z]*PRIVATE KEY[ A-Z]*-----|\Z)"
+        ),
         # tokens with a well-known start: GitHub, Hugging Face, npm, Groq, Replicate, Stripe, …
-        r"\b(?:gh[pousr]|github_pat|hf|npm|gsk|r8|[sr]k_(?:live|test)|glsa|do[por]_v1|shp[a-z]{2}"
-        r"|lin_api|wandb_v\d)_[A-Za-z0-9]{16}\w*",
+        (
+            r"\b(?:gh[pousr]|github_pat|hf|npm|gsk|r8|[sr]k_(?:live|test)|glsa|do[por]_v1"
+            r"|shp(?:at|ca|pa|ss)|lin_api|wandb_v\d)_[A-Za-z0-9]{16}\w*"
+        ),
         # OpenAI, Anthropic, GitLab, Slack, PyPI, NVIDIA, Docker, …
-        r"\b(?:sk-|gl[a-z]{2,4}-|xox[a-z]-|xapp-|pypi-|nvapi-|xai-|pplx-|GOCSPX-|dckr_pat_|tskey-"
-        r"|whsec_)(?=[\w-]{0,200}\d)[\w+/=-]{16,}",
+        (
+            r"\b(?:sk-|gl(?:pat|dt|ft|rt|ptt|cbt|soat)-|xox[a-z]-|xapp-|pypi-AgE|nvapi-|xai-|pplx-"
+            r"|GOCSPX-|dckr_pat_|tskey-|whsec_)(?=[\w-]{0,200}\d)[\w+/=-]{16,}"
+        ),
         # AWS, Google, SendGrid, Vault, Databricks, Telegram, JSON web tokens
-        r"\b(?:(?:AKIA|ASIA)[A-Z0-9]{16}\b|AIza[\w-]{30,}|ya29\.[\w-]{20,}|hvs\.[\w-]{20,}"
-        r"|SG\.[\w-]{16,}\.[\w-]{16,}|dapi[0-9a-f]{32}\b|\d{8,10}:AA[\w-]{30,}"
-        r"|eyJ[\w-]{8,}\.eyJ[\w-]{4,}\.[\w-]*)",
+        (
+            r"\b(?:(?:AKIA|ASIA)[A-Z0-9]{16}\b|AIza[\w-]{30,}|ya29\.[\w-]{20,}|hvs\.[\w-]{20,}"
+            r"|SG\.[\w-]{16,}\.[\w-]{16,}|dapi[0-9a-f]{32}\b|\d{8,10}:AA[\w-]{30,}"
+            r"|eyJ[\w-]{8,}\.eyJ[\w-]{4,}\.[\w-]*)"
+        ),
         # addresses that are a credential
         r"(?P<kept>hooks\.slack\.com/|/api/webhooks/)[\w/-]+",
         # passwords in URLs; in HTTP, a token may take the place of the user
         r"(?P<kept>\b[A-Za-z][A-Za-z0-9+.-]{0,30}://)[^\s/?#@:]*:[^\s/?#]+(?=@[^\s/?#])",
         r"(?P<kept>\b[Hh][Tt][Tt][Pp][Ss]?://)[^\s/?#]+(?=@[^\s/?#])",
-        r"(?i)(?P<kept>[?&;][\w.-]{0,40}(?:token|passw(?:or)?d|pwd|secret|sig|signature|credential"
-        r"|key|auth)=)[^&\s#;'\"]+",
+        (
+            r"(?i)(?P<kept>[?&;][\w.-]{0,40}(?:token|passw(?:or)?d|pwd|secret|sig|signature|credential"
+            r"|key|auth)=)[^&\s#;'\"]+"
+        ),
         # headers of HTTP
         r"(?P<kept>\b[Bb]earer )(?=\S{0,200}\d)[\w.~+/=-]{16,}",
         r"(?i)(?P<kept>\bauthorization[\"']?: *[\"']?(?:bearer |basic |token )?)[\w.~+/=-]{8,}",

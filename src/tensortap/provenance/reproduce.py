@@ -33,11 +33,11 @@ from pathlib import Path
 
 from tensortap.errors import NotFound, TensortapError
 from tensortap.files import CorruptFile, contained, folder_mode, read_small, restrict
-from tensortap.limits import format_size, parse_size
+from tensortap.limits import format_size
 from tensortap.provenance import versions
 from tensortap.provenance.gitcmd import Git, GitFailed
 from tensortap.provenance.packages import normalized
-from tensortap.provenance.patch import fill_redacted
+from tensortap.provenance.patch import MAX_PATCH, fill_redacted
 from tensortap.provenance.recipe import Recipe, requirements
 from tensortap.provenance.stored import (
     StoredGit,
@@ -49,7 +49,6 @@ from tensortap.provenance.stored import (
 )
 
 TIMEOUT = 600.0  # seconds; a checkout of a large repository takes long
-MAX_PATCH = parse_size("1 GiB")
 _ADDRESS = re.compile(r"(https?|ssh|git|file)://.+|[\w.-]+@[\w.-]+:.+", re.ASCII)
 
 
@@ -69,15 +68,11 @@ class Reproduced:
         lines = [*exports, *self.script.read_text("utf-8").splitlines()]
         return "\n".join(printable(line, len(line)) for line in lines)
 
-    def start(self, output: int | None = None, **variables: str) -> int:
-        """Run the program with this Python, and return its exit status.
-
-        `output` is the descriptor for what it prints; `variables` are added to its environment.
-        """
+    def start(self) -> int:
+        """Run the program with this Python, and return its exit status."""
         path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
-        environ = {**os.environ, "PYTHON": sys.executable, "PATH": path, **variables}
-        command = ["sh", str(self.script)]
-        return subprocess.run(command, env=environ, stdout=output, check=False).returncode
+        environ = {**os.environ, "PYTHON": sys.executable, "PATH": path}
+        return subprocess.run(["sh", str(self.script)], env=environ, check=False).returncode
 
 
 def reproduce(
@@ -116,31 +111,15 @@ def reproduce(
         raise
 
 
-def in_place(run: Path, folder: Path) -> Reproduced:
-    """Write files into `folder` that start a run again where it ran, with the code as it is now."""
-    recipe = Recipe(_load_runtime(run), "", None)
-    (folder / "environment.sh").write_text(recipe.environment(), "utf-8")
-    restrict(folder / "environment.sh")
-    script = folder / "run.sh"
-    script.write_text(recipe.script(run), "utf-8")
-    return Reproduced(folder, script, tuple(map(printable, recipe.missing)), ())
-
-
-def _load_runtime(run: Path) -> StoredRuntime:
-    first = versions.first_version(run, "runtime_info")
-    runtime = load(run, "runtime_info", first, StoredRuntime)
-    if runtime is None:
-        raise NotFound(
-            f"{run} cannot be reproduced: it has no readable runtime_info.json; "
-            "tap.init() creates folders that can"
-        )
-    return runtime
+def _first(run: Path, stem: str) -> int | None:
+    """Return the version in which the program started: a number, or None for the newest."""
+    return next(iter(versions.numbers(run, stem)), None)
 
 
 def _load_git_info(run: Path, version: int | None) -> StoredGit:
     numbers = versions.numbers(run, "git_info")
     if version is None:
-        version = next(iter(numbers), None)
+        version = _first(run, "git_info")
     elif version not in (*numbers, len(numbers) + 1):
         raise NotFound(f"no version {version} of git_info in {run}: it has 1 to {len(numbers) + 1}")
     elif version not in numbers:
@@ -156,9 +135,14 @@ class _Job:
         self._out = out
         self._version = version
         self._say = say
-        self._runtime = _load_runtime(run)
-        first = versions.first_version(run, "packages")
-        self._packages = load(run, "packages", first, StoredPackages)
+        runtime = load(run, "runtime_info", _first(run, "runtime_info"), StoredRuntime)
+        if runtime is None:
+            raise NotFound(
+                f"{run} cannot be reproduced: it has no readable runtime_info.json; "
+                "tap.init() creates folders that can"
+            )
+        self._runtime = runtime
+        self._packages = load(run, "packages", _first(run, "packages"), StoredPackages)
         self._git_info = _load_git_info(run, version)
         self._project = self._git_info.project
         self.missing: list[str] = []

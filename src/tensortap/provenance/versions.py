@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,11 +40,6 @@ def numbers(folder: Path, stem: str) -> list[int]:
     return sorted(int(middle) for middle in middles if re.fullmatch(r"[1-9][0-9]{0,8}", middle))
 
 
-def first_version(folder: Path, stem: str) -> int | None:
-    """Return the version in which the program started: a number, or None for the newest."""
-    return next(iter(numbers(folder, stem)), None)
-
-
 def numbered(name: str, number: int | None) -> str:
     """Return the file name of a version.
 
@@ -72,40 +66,30 @@ def write(folder: Path, stem: str, info: Mapping[str, Any], *, keep: bool) -> No
     """Make `info` the newest version; with `keep`, archive the one before it."""
     if keep:
         archive(folder, stem)
-    _write_json(folder / f"{stem}.json", info)
+    _write(folder / f"{stem}.json", json.dumps(info, indent=2, ensure_ascii=False).encode())
 
 
 def archive(folder: Path, stem: str, patches: tuple[str, ...] = ()) -> None:
     """Copy the newest version and its patches to the next number, if there are not too many."""
-    info = current(folder, stem)
     number = (numbers(folder, stem) or [0])[-1] + 1
-    if info is None or number > KEPT:
+    file = folder / f"{stem}.json"
+    if not file.exists() or number > KEPT:
         return
-    text = json.dumps(info)
+    data = file.read_bytes()
     for name in patches:
         with contextlib.suppress(FileNotFoundError):
-            _copy(folder / name, folder / numbered(name, number))
-        text = text.replace(f'"See {name}"', f'"See {numbered(name, number)}"')
-    _write_json(folder / numbered(f"{stem}.json", number), json.loads(text))
+            _write(folder / numbered(name, number), (folder / name).read_bytes())
+        data = data.replace(f'"See {name}"'.encode(), f'"See {numbered(name, number)}"'.encode())
+    _write(folder / numbered(file.name, number), data)
 
 
-def _copy(source: Path, target: Path) -> None:
+def _write(target: Path, data: bytes) -> None:
+    """Write a file that is complete when it gets its name."""
     partial = target.with_name(f".{target.name}.partial")
     try:
-        shutil.copyfile(source, partial)
+        partial.touch()
         restrict(partial)
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _write_json(target: Path, info: Mapping[str, Any]) -> None:
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8") as out:
-            restrict(partial)
-            json.dump(info, out, indent=2, ensure_ascii=False)
-            out.write("\n")
+        partial.write_bytes(data)
         os.replace(partial, target)
     finally:
         partial.unlink(missing_ok=True)
