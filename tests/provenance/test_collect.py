@@ -57,13 +57,6 @@ def test_clean_project(repo, run):
     assert info["runtime_modifications_checked"] is False
 
 
-def test_dirty_project(repo, run):
-    repo.write("model.py", "changed\n")
-    collect(run, start=repo.path, modifications=False)
-    assert names(run) == FILES | {"project.patch"}
-    assert "+changed" in (run / "project.patch").read_text()
-
-
 def test_writes_nothing_if_nothing_changed(repo, run):
     repo.write("model.py", "changed\n")
     collect(run, start=repo.path, modifications=False)

@@ -47,7 +47,7 @@ ROUNDS = [  # each round in a process of its own: statement → (what it replace
         ),
         "torch.nn.functional.silu.__code__ = (lambda input, inplace=False: input).__code__": (
             "torch.nn.functional.silu",
-            "code",
+            "replaced",
         ),
     },
 ]

@@ -148,9 +148,8 @@ def _only_adds(before: dict[str, Any], info: dict[str, Any]) -> bool:
 
 def _patches_of(info: dict[str, Any]) -> Iterator[str]:
     """Yield the names of the patch files that a git_info.json refers to."""
-    project = info.get("project_git_info") or {}
-    others = (project.get("submodules") or {}, info.get("packages_git_info") or {})
-    for one in (project, *(entry for group in others for entry in group.values())):
+    packages = info.get("packages_git_info") or {}
+    for one in (info.get("project_git_info") or {}, *packages.values()):
         diff = one.get("git_diff") or ""
         if diff.startswith("See "):
             yield diff[4:]

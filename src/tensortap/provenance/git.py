@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 from tensortap.limits import format_size
 from tensortap.provenance.gitcmd import TIMEOUT, Git, GitFailed
+from tensortap.provenance.packages import normalized
 from tensortap.provenance.patch import (
     MAX_PATCH,
     UNTRACKED_LIMIT,
@@ -43,13 +43,6 @@ def collect_git(
     "packages" of packages.json. `options` are those of `repository_info`.
     """
     project = repository_info(start or project_folder(), scratch / "project.patch", **options)
-    for path, commit in _submodules(project):
-        patch = scratch / f"submodule.{_slug(path)}.patch"
-        info = repository_info(Path(project["repository"]) / path, patch, **options)
-        short = {key: info[key] for key in _SHORT if key in info}
-        project.setdefault("submodules", {})[path] = {"committed_id": commit, **short}
-        if info["status"] == "dirty":
-            project["status"] = "dirty"
     editable: dict[str, Any] = {}
     for name, package in sorted((packages or {}).items()):
         location = package.get("source") if package.get("editable") else None
@@ -60,7 +53,7 @@ def collect_git(
             short = {key: project[key] for key in ("commit_id", "branch", "status")}
             editable[name] = {"location": location, "same_as": "project", **short}
         elif top:
-            patch = scratch / f"package.{_slug(name)}.patch"
+            patch = scratch / f"package.{normalized(name)}.patch"
             info = repository_info(Path(location), patch, **options)
             short = {key: info[key] for key in _SHORT if key in info}
             editable[name] = {"location": location, **short}
@@ -113,9 +106,14 @@ def repository_info(
             raise GitFailed(f"the patch has {format_size(size)}, the limit is 4 MiB")
         redacted = redact_patch(patch, redactor)
         info |= _changes(patch, untracked, limit)
+        warnings = []
         if redacted:
             info["redacted_lines"] = redacted
-            info["warnings"] = [f"{len(redacted)} lines of {patch.name} held credentials: ***"]
+            warnings.append(f"{len(redacted)} lines of {patch.name} held credentials: ***")
+        if Path(info["repository"], ".gitmodules").exists():
+            warnings.append("submodules are stored as commits, without changes in them")
+        if warnings:
+            info["warnings"] = warnings
     except (GitFailed, OSError) as error:
         patch.unlink(missing_ok=True)
         info["error"] = f"the changes could not be saved: {redactor.text(str(error))}"
@@ -172,29 +170,3 @@ def _remote(git: Git, branch: str) -> str:
             if url:
                 return url
     return ""
-
-
-def _submodules(project: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the paths of the checked out submodules, with the commit that the project records."""
-    top = Path(project["repository"])
-    if not project["commit_id"] or not project["repository"] or not (top / ".gitmodules").exists():
-        return []
-    try:
-        staged = Git(top).run("ls-files", "--stage", "-z").split(b"\0")
-    except GitFailed:
-        return []
-    found = []
-    for line in staged:
-        meta, _, raw = line.partition(b"\t")
-        path = os.fsdecode(raw)
-        if meta.startswith(b"160000") and (top / path / ".git").exists():
-            found.append((path, meta.split()[1].decode()))
-    return found
-
-
-def _slug(path: str) -> str:
-    """Return a path as part of a file name; two paths never give the same."""
-    plain = re.sub(r"[^\w.-]", "_", path, flags=re.ASCII)
-    if plain == path:
-        return plain
-    return f"{plain}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:6]}"
