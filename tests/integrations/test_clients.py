@@ -5,10 +5,7 @@ The Trainer of transformers and Lightning have files of their own.
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -147,29 +144,6 @@ def test_prepared_models_and_optimizers(prepare, tmp_path, found, no_errors):
         check(tracker, "0", "0.weight", range(first, first + 2))
         assert [r.stats for r in found(tracker).of(WGRAD, "0.weight")] == gradients
         assert found(tracker).of(ACT, "Sequential")
-
-
-def test_lookahead_of_timm(found, no_errors, monkeypatch):
-    # timm requires torchvision, which would bring another torch; Lookahead needs only torch
-    timm = importlib.util.find_spec("timm")
-    if timm is None:
-        pytest.skip("timm is not installed")
-    folder = Path(timm.submodule_search_locations[0])
-    spec = importlib.util.spec_from_file_location("lookahead", folder / "optim/lookahead.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "lookahead", module)
-    spec.loader.exec_module(module)
-    model = mlp()
-    opt = module.Lookahead(torch.optim.AdamW(model.parameters()), k=2)
-    with tap.track(model, optimizer=opt) as tracker:
-        for _ in range(4):
-            opt.zero_grad()
-            model(torch.ones(3, 4)).square().mean().backward()
-            opt.step()
-            tracker.step()
-    check(tracker, "0", "0.weight", range(4), calls=1)
-    slow = [r.step for r in found(tracker).of(STATE, "0.weight.lookahead_slow_buff")]
-    assert slow == [1, 2, 3]
 
 
 # -- trainers ------------------------------------------------------------------------------

@@ -108,20 +108,6 @@ def test_resumed_training_opens_a_run_and_continues_the_steps(tmp_path):
     assert logged["step"].tolist() == [5, 7]
 
 
-def test_plain_module_that_returns_a_loss(tmp_path):
-    class Plain(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = torch.nn.Linear(8, 1)
-
-        def forward(self, input_ids, labels):
-            return {"loss": self.fc(input_ids.float() / 32).square().mean()}
-
-    track = Track()
-    train(tmp_path, track, model=Plain(), eval_strategy="no", optim="sgd")
-    assert steps(track.tracker, Kind.WEIGHT_GRADIENT, "fc.weight") == list(range(STEPS))
-
-
 def test_exception_passes_and_hooks_are_removed(tmp_path):
     class Fails(transformers.TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
@@ -143,13 +129,6 @@ def test_exception_passes_and_hooks_are_removed(tmp_path):
     assert steps(other.tracker, Kind.WEIGHT, "transformer.ln_f.weight") == list(range(STEPS))
 
 
-def test_internal_errors_do_not_reach_the_training(tmp_path, monkeypatch):
-    errors = tap.receipt().reasons["error"]
-    monkeypatch.setattr("tensortap.integrations.training.track", lambda *_, **__: 1 / 0)
-    assert train(tmp_path, Track()).state.global_step == STEPS
-    assert tap.receipt().reasons["error"] > errors
-
-
 def test_alert_stops_the_training(tmp_path):
     def always(record, memory):
         return "enough" if record.kind is Kind.WEIGHT and record.step == 2 else None
@@ -157,12 +136,3 @@ def test_alert_stops_the_training(tmp_path):
     track = Track(alerts=[always], on_alert="stop")
     assert train(tmp_path, track).state.global_step == 3
     assert track.tracker.alerts
-
-
-def test_rejects_unknown_options():
-    with pytest.raises(TypeError, match="track has no option evry"):
-        Track(evry=3)
-
-
-def test_is_an_attribute_of_the_package():
-    assert tap.integrations.transformers.Track is Track

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 
 from tensortap.provenance import Keeper, collect, modifications, packages, versions
-from tensortap.provenance.pace import Pace
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.slow
@@ -58,13 +57,6 @@ def test_clean_project(repo, run):
     assert info["runtime_modifications_checked"] is False
 
 
-def test_dirty_project(repo, run):
-    repo.write("model.py", "changed\n")
-    collect(run, start=repo.path, modifications=False)
-    assert names(run) == FILES | {"project.patch"}
-    assert "+changed" in (run / "project.patch").read_text()
-
-
 def test_writes_nothing_if_nothing_changed(repo, run):
     repo.write("model.py", "changed\n")
     collect(run, start=repo.path, modifications=False)
@@ -95,13 +87,12 @@ def test_changes_create_versions(repo, run, monkeypatch):
     again()
     assert "LEARNING_RATE" not in read(run, "runtime_info.1.json")["environment_variables"]
     assert read(run, "runtime_info.json")["environment_variables"]["LEARNING_RATE"] == "0.1"
-    assert versions.first_version(run, "git_info") == 1
 
 
 def test_number_of_versions_is_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(versions, "KEPT", 3)
     for number in range(6):
-        versions.write(tmp_path, "x", {"number": number}, pace=Pace(rest=0), keep=True)
+        versions.write(tmp_path, "x", {"number": number}, keep=True)
     assert names(tmp_path) == {"x.json", "x.1.json", "x.2.json", "x.3.json"}
     assert read(tmp_path, "x.json") == {"number": 5}
     assert read(tmp_path, "x.1.json") == {"number": 0}
@@ -202,27 +193,6 @@ def test_checks_wait_for_the_interval(repo, run):
     assert keeper.close(60)
 
 
-def test_update_is_cheap(repo, run):
-    """Until the next check, it does not even take the lock."""
-    keeper = Keeper(run, start=repo.path, interval=3600.0)
-    wait_for(lambda: keeper.checks)
-    keeper.update()
-    locked, done = threading.Event(), threading.Event()
-
-    def hold():
-        with keeper._changed:
-            locked.set()
-            done.wait()
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    locked.wait()
-    keeper.update()
-    done.set()
-    holder.join()
-    keeper.close()
-
-
 def test_keeper_does_nothing_in_a_forked_child(repo, run):
     keeper = Keeper(run, start=repo.path, interval=0.0)
     assert keeper.wait(60)
@@ -269,15 +239,8 @@ def test_readers_see_complete_files(tmp_path):
     reader.start()
     for number in range(40):
         info = {"text": "x" * 100_000, "number": number}
-        versions.write(tmp_path, "x", info, pace=Pace(rest=0), keep=True)
+        versions.write(tmp_path, "x", info, keep=True)
     done.set()
     reader.join()
     assert seen
     assert set(seen) == {100_000}
-
-
-def test_secrets_rule_of_the_user(repo, run, monkeypatch):
-    monkeypatch.setenv("PROJECT_CODENAME", "bluebird")
-    monkeypatch.setenv("TENSORTAP_SECRETS", "codename")
-    collect(run, start=repo.path, modifications=False)
-    assert read(run, "runtime_info.json")["environment_variables"]["PROJECT_CODENAME"] == "***"

@@ -136,7 +136,6 @@ def test_rejects_patches_with_other_names(tmp_path, victim, repo, reference):
     for where in (
         {"packages_git_info": {"x": {"git_diff": reference}}},
         {"project": {**project, "git_diff": reference}},
-        {"project": {**project, "submodules": {"lib": {"git_diff": reference}}}},
     ):
         run = make_run(tmp_path / "run", **{"project": project, **where})
         (run / ".bashrc").write_text("evil\n")
@@ -152,33 +151,10 @@ def test_rejects_patches_with_other_names(tmp_path, victim, repo, reference):
 )  # fmt: skip
 def test_rejects_commits_that_are_no_digest(tmp_path, repo, ran, commit):
     project = {"commit_id": repo.commit(), "repository": str(repo.path)}
-    for where in (
-        {**project, "commit_id": commit},
-        {**project, "submodules": {"lib": {"commit_id": commit}}},
-    ):
-        run = make_run(tmp_path / "run", project=where)
-        with pytest.raises(TensortapError, match=r"git_info.json of .* is not valid"):
-            reproduce(run, tmp_path / "out")
+    run = make_run(tmp_path / "run", project={**project, "commit_id": commit})
+    with pytest.raises(TensortapError, match=r"git_info.json of .* is not valid"):
+        reproduce(run, tmp_path / "out")
     assert not ran.exists()
-
-
-@pytest.mark.attack("path outside a folder")
-@pytest.mark.parametrize(
-    "path", ["../../home", "{home}", "a/../../../home", "link/sub", "link", ".git", "x\0y", ""]
-)
-def test_submodules_stay_in_the_project(tmp_path, victim, path):
-    library = Repo(tmp_path / "library")
-    library.write("planted", "x")
-    repo = Repo(tmp_path / "repo")
-    (repo.path / "link").symlink_to(victim)
-    info = {"commit_id": library.commit(), "repository": str(library.path)}
-    submodules = {path.format(home=victim): info}
-    project = {"commit_id": repo.commit(), "repository": str(repo.path), "submodules": submodules}
-    run = make_run(tmp_path / "run", project=project)
-    with contextlib.suppress(TensortapError):
-        made = reproduce(run, tmp_path / "out")
-        assert any("submodule" in text for text in made.missing)
-    assert not any(file.name == "planted" for file in (tmp_path / "out").rglob("*"))
 
 
 @pytest.mark.attack("path outside a folder")
@@ -358,18 +334,3 @@ def test_only_the_user_reads_what_secrets_are_filled_into(tmp_path):
         os.umask(before)
     assert made.folder.stat().st_mode & 0o777 == 0o700
     assert (made.folder / "environment.sh").stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.attack("run with a hostile repository")
-def test_ignores_a_submodule_inside_the_run(tmp_path, evil, ran):
-    run = tmp_path / "run"
-    inner = trap(run / "inner", evil)
-    project = Repo(tmp_path / "project")
-    (project.path / "sub").mkdir()
-    project.git("update-index", "--add", "--cacheinfo", f"160000,{inner},sub")
-    info = {"commit_id": project.commit(), "repository": str(project.path)}
-    submodule = {"commit_id": inner, "repository": str(run / "inner")}
-    make_run(run, project={**info, "submodules": {"sub": submodule}})
-    made = reproduce(run, tmp_path / "out")
-    assert any("its repository is gone" in text for text in made.missing)
-    assert not ran.exists()

@@ -47,7 +47,7 @@ ROUNDS = [  # each round in a process of its own: statement → (what it replace
         ),
         "torch.nn.functional.silu.__code__ = (lambda input, inplace=False: input).__code__": (
             "torch.nn.functional.silu",
-            "code",
+            "replaced",
         ),
     },
 ]
@@ -55,13 +55,12 @@ ROUNDS = [  # each round in a process of its own: statement → (what it replace
 PROGRAM = """
     import json, sys, textwrap
     original, textwrap.shorten = textwrap.shorten, lambda text: None  # before tensortap is imported
-    import asyncio, builtins, configparser, functools, gc, importlib.util, logging, math, os
+    import asyncio, builtins, configparser, functools, importlib.util, logging, math, os
     import threading, time, types, warnings
     from unittest import mock
     import numpy, torch, torch._dynamo, torch.distributed, torch.distributed.fsdp, torch.utils.data
     import jax, jax.experimental.pallas, jax.numpy as jnp, networkx, scipy.stats, sympy
     import hypothesis.extra.numpy, msgspec, pydantic, pytest, rich.console, typer, zmq
-    from tensortap.provenance import pace
     from tensortap.provenance.modifications import Finder
 
     def new(*args, **kwargs):
@@ -101,24 +100,11 @@ PROGRAM = """
     jax.jit(jax.grad(lambda x: (x ** 2).sum()))(jnp.ones(3))
     before = set(sys.modules)
 
-    slices, began = [], time.thread_time()
-    class Clock:
-        perf_counter = staticmethod(time.perf_counter)
-        @staticmethod
-        def sleep(seconds):
-            global began
-            slices.append(time.thread_time() - began)
-            time.sleep(seconds / 100)
-            began = time.thread_time()
-    pace.time = Clock
-    gc.collect(); gc.freeze()
-    finder = Finder(pace=pace.Pace())
-    start = began = time.thread_time()
-    quiet = [where for where in finder.find() if where != "tensortap.provenance.pace.time"]
+    finder = Finder()
+    start = time.thread_time()
+    quiet = list(finder.find())
     took = time.thread_time() - start
-    pace.time = time
     new_modules = set(sys.modules) - before
-    finder._pace.rest = 0
     patches = []
     for statements in json.loads(sys.argv[1]):
         reader, writer = os.pipe()
@@ -134,7 +120,7 @@ PROGRAM = """
         assert os.waitpid(child, 0)[1] == 0, statements
     print(json.dumps({
         "early": early, "quiet": quiet, "lazy": type(lazy).__name__, "imported": [*new_modules],
-        "patches": patches, "took": took, "slices": sorted(slices),
+        "patches": patches, "took": took,
     }))
 """
 
@@ -158,13 +144,9 @@ def test_finds_patches_and_nothing_else(run_python, tmp_path):
     assert described["by"] == "__main__.new"
     assert described["module"] == "__main__"
     assert described["file"].endswith("train.py")
-    assert described["line"] == 13
+    assert described["line"] == 12
     assert "torch/nn/modules/linear.py:" in described["original"]
-    # of the processor; on a busy machine 1.1, 0.0013 and 0.009
-    slices = result["slices"]
-    assert result["took"] < 10
-    assert slices[len(slices) * 99 // 100] < 0.005
-    assert slices[-1] < 0.1
+    assert result["took"] < 10  # seconds of the processor; on a busy machine 1.1
 
 
 @pytest.mark.slow

@@ -1,10 +1,17 @@
-"""The redactor hides secrets, and nothing else."""
+"""Secrets in the environment, the command and the code are not readable in a run."""
+
+import json
+import random
+import string
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tensortap.provenance import reproduce
+from tensortap.provenance.patch import redact_patch
 from tensortap.provenance.redact import HIDDEN, Redactor, is_credential_file, is_secret_name
+from tests.provenance.conftest import Repo
 
 SECRET_NAMES = """
 AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_ACCESS_KEY_ID HF_TOKEN HUGGING_FACE_HUB_TOKEN
@@ -14,7 +21,9 @@ GPG_PASSPHRASE DB_PASS MY_PASSWD AZURE_CLIENT_SECRET AZURE_STORAGE_KEY
 AZURE_STORAGE_CONNECTION_STRING AZURE_STORAGE_SAS_TOKEN AZURE_DEVOPS_EXT_PAT TENSORTAP_KEY
 COMET_API_KEY NEPTUNE_API_TOKEN KAGGLE_KEY SLACK_BOT_TOKEN SLACK_WEBHOOK_URL DISCORD_WEBHOOK
 SENTRY_DSN DJANGO_SECRET_KEY SECRET apiKey clientSecret APIKEY NPM_AUTH_TOKEN HTTP_AUTH
-AUTHORIZATION JWT SESSION_COOKIE DOCKER_AUTH_CREDENTIALS MASTER_ENCRYPTION_KEY NETRC
+AUTHORIZATION JWT SESSION_COOKIE DOCKER_AUTH_CREDENTIALS MASTER_ENCRYPTION_KEY SSHPASS MYSQL_PW
+DOCKER_AUTH_CONFIG AUTH_HEADER REDIS_AUTH VAULT_PASSCODE SMTP_CREDS FERNET_KEYS COOKIE_SIGNING
+TOTP_OTP PASSWORD_SALT PHP_SESSION APP_LICENSE JWT_SIGNING_KEY RAILS_SECRET_KEY_BASE API_KEY_2
 NGC_API_KEY REPLICATE_API_TOKEN MLFLOW_TRACKING_PASSWORD MLFLOW_TRACKING_TOKEN
 """.split()
 
@@ -31,7 +40,6 @@ KEPT = {
     "GOOGLE_APPLICATION_CREDENTIALS": "/home/me/keys/service.json",
     "AWS_SHARED_CREDENTIALS_FILE": "/home/me/.aws/credentials",
     "AWS_WEB_IDENTITY_TOKEN_FILE": "/var/run/token",
-    "NETRC": "/home/me/.netrc",
     "MAX_TOKENS": "4096",
     "MAX_TOKEN": "512",
     "PAD_TOKEN": "<pad>",
@@ -67,30 +75,94 @@ def test_keeps_other_values(name):
     assert Redactor(environ={}).variables({name: KEPT[name]}) == {name: KEPT[name]}
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "ghp_" + "a1B2" * 9,
-        "github_pat_" + "a1B2_" * 10,
-        "glpat-" + "a1B2c3D4e5F6g7H8i9J0",
-        "sk-" + "a1B2" * 12,
-        "sk-proj-" + "a1B2-_" * 8,
-        "sk-ant-api03-" + "a1B2" * 10,
-        "hf_" + "aBcD" * 9,
-        "AKIAIOSFODNN7EXAMPLE",
-        "ASIAIOSFODNN7EXAMPLE",
-        "xoxb-123456789012-abcdefghijkl",
-        "AIza" + "SyA1b2C3d4E5f6G7h8I9j0K1l2M3n4O5p6Q",
-        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
-        "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----",
-        "Bearer abcdef1234567890",
-    ],
+LETTERS = string.ascii_letters + string.digits
+HEX = "0123456789abcdef"
+
+
+def planted(name, prefix="", length=32, letters=LETTERS):
+    """Return a word that depends on a name only, and that ends with a digit."""
+    rng = random.Random(name)
+    return prefix + "".join(rng.choice(letters) for _ in range(length - 2)) + "7" + letters[-1]
+
+
+# well-known formats, under names that say nothing
+SHAPES = {
+    "github": planted("github", "ghp_", 36),
+    "github_fine": planted("github_fine", "github_pat_", 22) + "_" + planted("rest", length=59),
+    "gitlab": planted("gitlab", "glpat-", 20),
+    "openai": planted("openai", "sk-proj-", 48),
+    "anthropic": planted("anthropic", "sk-ant-api03-", 60),
+    "huggingface": planted("huggingface", "hf_", 34),
+    "aws": planted("aws", "AKIA", 16, string.ascii_uppercase + string.digits),
+    "slack": "xoxb-" + planted("slack", "123456789012-", 24),
+    "slack_app": planted("slack_app", "xapp-1-", 30),
+    "google": planted("google", "AIza", 35),
+    "google_oauth": planted("google_oauth", "ya29.", 40),
+    "google_client": planted("google_client", "GOCSPX-", 28),
+    "npm": planted("npm", "npm_", 36),
+    "pypi": planted("pypi", "pypi-AgEIcHlwaS5vcmc", 80),
+    "docker": planted("docker", "dckr_pat_", 27),
+    "sendgrid": f"SG.{planted('sendgrid1', length=22)}.{planted('sendgrid2', length=43)}",
+    "stripe": planted("stripe", "sk_live_", 24),
+    "groq": planted("groq", "gsk_", 52),
+    "replicate": planted("replicate", "r8_", 37),
+    "nvidia": planted("nvidia", "nvapi-", 64),
+    "databricks": planted("databricks", "dapi", 32, HEX),
+    "digitalocean": planted("digitalocean", "dop_v1_", 64, HEX),
+    "jwt": f"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.{planted('jwt', length=43)}",
+    "telegram": planted("telegram", "123456789:AA", 33),
+    "vault": planted("vault", "hvs.", 90),
+    "shopify": planted("shopify", "shpat_", 32, HEX),
+    "grafana": planted("grafana", "glsa_", 40),
+    "bearer": planted("bearer", "Bearer ", 30),
+}
+# names in front of a value, inside of other text
+INSIDE = {
+    "json_password": '{{"host": "db", "password": "{}"}}',
+    "json_nested": '{{"auths": {{"registry.io": {{"auth": "{}"}}}}}}',
+    "json_escaped": '{{"config": "{{\\"api_key\\": \\"{}\\"}}"}}',
+    "json_in_a_string": 'config = \'{{"password": "{}"}}\'',
+    "dsn": "host=db user=me password={} dbname=x",
+    "url": "postgres://me:{}@db:5432/x",
+    "query": "https://h/x?n=1&access_token={}&m=2",
+    "header": "Authorization: token {}",
+    "basic": "curl -H 'Proxy-Authorization: Basic {}'",
+    "cookie": "Cookie: session={}; theme=dark",
+    "option": "--opt 1 --db-password {} --verbose",
+    "azure": "DefaultEndpointsProtocol=https;AccountKey={};EndpointSuffix=x",
+    "webhook": "https://hooks.slack.com/services/T0/B0/{}",
+    "assigned": 'db_password = "{}"',
+    "keyword": 'client = Client(api_key="{}", timeout=3)',
+    "dict": 'config = {{"client_secret": "{}"}}',
+    "comment": '# token: "{}"',
+    "yaml": "password: {}",
+    "ini": "smtp_password = {}",
+    "shell": "export DB_PW={}",
+}
+KEY_LINES = [planted(f"key {number}", length=64) for number in range(6)]
+PRIVATE_KEY = "\n".join(
+    ["-----BEGIN OPENSSH PRIVATE KEY-----", *KEY_LINES, "-----END OPENSSH PRIVATE KEY-----"]
 )
-@pytest.mark.parametrize("around", ["{}", "--data={} more", "x {}"])
-def test_hides_known_formats_under_any_name(value, around):
-    stored = Redactor(environ={}).variables({"HARMLESS": around.format(value)})["HARMLESS"]
-    assert HIDDEN in stored
-    assert value.removeprefix("Bearer ")[10:] not in stored
+INSIDE_SECRETS = {name: planted(name, length=20) for name in INSIDE}
+EVERYTHING = [*SHAPES.values(), *INSIDE_SECRETS.values(), *KEY_LINES]
+LINES = [
+    *(f"{name} = '{value}'" for name, value in SHAPES.items()),
+    *(text.format(INSIDE_SECRETS[name]) for name, text in INSIDE.items()),
+]
+
+
+def readable(stored):
+    return [secret for secret in EVERYTHING if secret[-10:] in stored]
+
+
+@pytest.mark.attack("secrets in a run")
+@pytest.mark.parametrize("line", LINES)
+def test_hides_secrets_in_text(line):
+    assert readable(line)
+    redactor = Redactor(environ={})
+    for text in (line, f"+    {line}  # more"):
+        assert not readable(redactor.text(text))
+    assert not readable(redactor.variables({"HARMLESS": line})["HARMLESS"])
 
 
 @pytest.mark.slow
@@ -121,14 +193,16 @@ def test_urls(url, stored):
 
 def test_arguments():
     command = """train.py --lr 0.1 --token=abc --api-key abc -v --password abc --hub_token abc
-        --text-key content --label_key=label --max-tokens 512 --pad-token <pad> --key 42
+        --key abc --auth abc --pw=abc --max-tokens 512 --pad-token <pad> --key 42
         wandb.api_key=abc +auth.token=abc model.name=gpt --use-auth-token data/train.bin
-        --access-key=abc --sort-key=A1b2C3d4E5f6G7h8I9j0K1 --url=https://u:p@h/ --token -x"""
+        --keyboard us --tokenizer gpt2 --config={"secret":"a1b2c3d4"} --url=https://u:p@h/
+        --token -x"""
     assert Redactor(environ={}).arguments(command.split()) == (
         """train.py --lr 0.1 --token=*** --api-key *** -v --password *** --hub_token ***
-        --text-key content --label_key=label --max-tokens 512 --pad-token <pad> --key 42
+        --key *** --auth *** --pw=*** --max-tokens 512 --pad-token <pad> --key 42
         wandb.api_key=*** +auth.token=*** model.name=gpt --use-auth-token data/train.bin
-        --access-key=*** --sort-key=*** --url=https://***@h/ --token -x""".split()
+        --keyboard us --tokenizer gpt2 --config={"secret":"***"} --url=https://***@h/
+        --token -x""".split()
     )
 
 
@@ -164,7 +238,7 @@ def test_any_text_is_accepted(name, value):
     stored = redactor.variables({name: value})[name]
     assert redactor.text(stored) == stored or HIDDEN in stored
     redactor.arguments([name, value, f"--{name}={value}"])
-    is_secret_name(name)
+    is_secret_name(name, value)
 
 
 def test_credential_files():
@@ -173,3 +247,115 @@ def test_credential_files():
         assert is_credential_file(name), name
     for name in ("env.py", ".env.example", "keys.py", "id_rsa.py", "train.py", "tokens.json"):
         assert not is_credential_file(name), name
+
+
+@pytest.fixture(scope="module")
+def run(run_python, tmp_path_factory):
+    """The run of a program with secrets wherever people put them."""
+    repo = Repo(tmp_path_factory.mktemp("planted") / "repo")
+    old = ["import os", f"A = '{SHAPES['github']}'", f"B = '{SHAPES['npm']}'", "C = 1"]
+    repo.write("settings.py", "\n".join(old) + "\n")
+    repo.git("remote", "add", "origin", f"https://me:{SHAPES['vault']}@example.org/r.git")
+    repo.commit(f"use {SHAPES['groq']}")
+    repo.write("settings.py", "\n".join([*old[:2], "B = 2", "C = 1", *LINES]) + "\n")
+    repo.write("notes.txt", "\n".join(LINES) + "\n")
+    repo.write("deploy.py", f'KEY = """\\\n{PRIVATE_KEY}"""\n')
+    environ = {f"PLAIN_{number}": line for number, line in enumerate(LINES)}
+    environ |= {"DEPLOY": PRIVATE_KEY, "MY_TOKEN": SHAPES["aws"]}
+    program = """
+        import pathlib, sys
+        from tensortap.provenance import collect
+        pathlib.Path("run").mkdir()
+        collect("run", modifications=False)
+    """
+    run_python(repo.path, program, *LINES, environ=environ)
+    return repo, repo.path / "run"
+
+
+@pytest.mark.attack("secrets in a run")
+@pytest.mark.slow
+def test_no_planted_secret_is_readable_in_a_run(run):
+    stored = "".join(file.read_text() for file in sorted(run[1].iterdir()))
+    assert len(stored) > 10_000
+    assert len(EVERYTHING) > 50
+    assert readable(stored) == []
+
+
+@pytest.mark.slow
+def test_patch_applies_and_says_what_to_fill_in(run, tmp_path):
+    repo, folder = run
+    info = json.loads((folder / "git_info.json").read_text())["project_git_info"]
+    assert "held credentials" in info["warnings"][0]
+    made = reproduce(folder, tmp_path / "again")
+    project = made.folder / "project"
+    assert not any("does not apply" in text for text in made.missing)
+    # what the commit has is taken from there
+    assert SHAPES["github"] in (project / "settings.py").read_text()
+    for name in ("settings.py", "notes.txt", "deploy.py"):
+        wanted = (repo.path / name).read_text().splitlines()
+        got = (project / name).read_text().splitlines()
+        for number, (old, new) in enumerate(zip(wanted, got, strict=True), 1):
+            told = any(text.endswith(f"fill in {name}, line {number}") for text in made.missing)
+            assert (old != new) == told == (HIDDEN in new)
+
+
+ORDINARY = """
+tokenizer.pad_token = tokenizer.eos_token
+tokenizer = AutoTokenizer.from_pretrained("gpt2", use_auth_token=True)
+eos_token="</s>", unk_token="<unk>"
+key = jax.random.PRNGKey(0)
+for key, value in state_dict.items():
+api_key = os.environ["API_KEY"]
+password = getpass.getpass()
+token: str | None = None
+def forward(self, token_ids, key_padding_mask=None):
+    attention = softmax(query @ key.T / math.sqrt(self.head_dim))
+assert hashlib.sha256(data).hexdigest() == "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d"
+commit = "0f1e2d3c4b5a69788796a5b4c3d2e1f001234567"
+model = torchvision.models.resnet50(weights=ResNet50_Weights.IMAGENET1K_V2)
+class TransformerDecoderLayerWithRotaryEmbedding2D(nn.Module):
+https://github.com/pytorch/pytorch/blob/main/torch/nn/modules/transformer.py#L123
+path = "/data/experiments/2026-11-15/run_00017/checkpoints/step_000120000.safetensors"
+sort_key = "name"; max_tokens = 4096; secret_santa = False
+basic functionality of the Basic block; the bearer of bad news
+Token Embedding and Basic TransformerBlock: see Token Embeddings2D; Bearer of the Token
+# cookie: keep the session of the browser
+token_id_key = f"{modality}_token_id"; TOKEN_BBOX_OPEN_STRING = "<0x00>"; pnc_token = "<|pnc|>"
+"boi_token_id": "boi_token_index", token_type_ids_pattern="all_zeros", chain_break_token="|"
+model = AutoModel.from_pretrained("Qwen/Qwen3-VL-8B-Instruct"); "Qwen2_5OmniThinkerModel"
+"Wav2Vec2BertForAudioFrameClassification", "Ernie4_5_MoeForCausalLM", "Qwen2_5OmniDiTConfig"
+image_url = "https://cdn.example.org/production/uploads/66d732effe6684fc16b12c28/Io_5Xk9Qz2.png"
+"""
+
+
+def test_ordinary_code_stays_as_it_is():
+    redactor = Redactor(environ={})
+    for line in ORDINARY.strip().splitlines():
+        assert redactor.text(line) == line
+
+
+def test_lines_of_a_patch_keep_their_numbers(tmp_path):
+    """Removed lines that look like headers, files with other newlines, binary files."""
+    secret = SHAPES["github"]
+    patch = (
+        f"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1,3 +1,3 @@ password = '{secret}'\n"
+        f"--- {secret}\n+++ {secret}\n a\r\n \x0c{secret}\n"
+        f"diff --git a/y b/y\nGIT binary patch\nliteral 3\n{secret}\n\n"
+    ).encode()
+    file = tmp_path / "p"
+    file.write_bytes(patch)
+    assert redact_patch(file, Redactor(environ={})) == [4, 5, 6, 8]
+    assert file.read_bytes() == patch.replace(secret.encode(), HIDDEN.encode(), 4)
+
+
+def test_half_of_a_private_key_ends_with_its_hunk(tmp_path):
+    file = tmp_path / "p"
+    first, *rest = PRIVATE_KEY.splitlines()[:3]
+    file.write_text(
+        f"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1,2 +1,3 @@\n {first}\n-{rest[0]}\n+{rest[1]}\n"
+        "\\ No newline at end of file\n@@ -9 +9 @@\n-a\n+b\n"
+    )
+    assert redact_patch(file, Redactor(environ={})) == [5, 6, 7]
+    assert file.read_text().endswith(
+        f" {HIDDEN}\n-{HIDDEN}\n+{HIDDEN}\n\\ No newline at end of file\n@@ -9 +9 @@\n-a\n+b\n"
+    )

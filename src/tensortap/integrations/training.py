@@ -29,8 +29,12 @@ class TrackCallback:
         self.tracker: Tracker | None = None  # of the latest training
         self.path: Path | None = None  # folder of the latest run, if `run` was given
 
-    def _begin(self, model: Any, optimizers: Any, step: int, **states: Any) -> None:
-        """Track a model and its optimizers, or states of JAX, from this step on."""
+    def close(self) -> None:
+        """Stop tracking."""
+        self._end()
+
+    def _begin(self, model: Any, optimizers: Any, step: int) -> None:
+        """Track a model and its optimizers from this step on."""
         self._end()
         self.tracker = self.path = None
         self._active = True
@@ -39,7 +43,7 @@ class TrackCallback:
                 self.path = runs.init(self._runs)
             if pipeline.clock.owner is None:
                 pipeline.clock.restart()  # drop the step of an earlier training
-            tracker = track(model, optimizers, **{"init_step": step, **states, **self._options})
+            tracker = track(model, optimizers, **{"init_step": step, **self._options})
             self.tracker = tracker.__enter__()
         except Exception as error:
             self._end()
@@ -51,12 +55,12 @@ class TrackCallback:
             with _logged_errors("metrics"):
                 self.tracker.log({n: v for n, v in metrics.items() if _is_number(v)}, step=step)
 
-    def _end_step(self, **states: Any) -> bool:
+    def _end_step(self) -> bool:
         """End an optimizer step; return False if an alert stops the training."""
         if self._active and self.tracker is not None:
             with _logged_errors("end of a step"):
                 try:
-                    self.tracker.step(**states)
+                    self.tracker.step()
                 except StopTraining as stop:
                     log.warning("tensortap: the training is stopped: %s", stop)
                     return False
@@ -98,5 +102,5 @@ def guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
 def _is_number(value: Any) -> bool:
     if isinstance(value, (bool, int, float)):
         return True
-    numel = getattr(value, "numel", None) or (lambda: getattr(value, "size", None))
-    return hasattr(value, "__float__") and numel() == 1
+    numel = value.numel() if hasattr(value, "numel") else getattr(value, "size", None)
+    return hasattr(value, "__float__") and numel == 1

@@ -42,10 +42,6 @@ class TransformersTrack(TrackCallback, TrainerCallback):
     def __exit__(self, *error: object) -> None:
         self._end(*error)
 
-    def close(self) -> None:
-        """Stop tracking."""
-        self._end()
-
     @guarded
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin tracking: the optimizer exists, and a checkpoint has been loaded."""

@@ -7,12 +7,11 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tensortap.errors import MissingExtra
 from tensortap.integrations.curves import STATISTICS, ExponentHistogram, curve_points
 
-Mode = Literal["offline", "online"]
 _MAX_BINS = 512  # of wandb
 
 
@@ -22,7 +21,6 @@ def export(
     *,
     project: str = "tensortap",
     name: str | None = None,
-    mode: Mode = "offline",
     names: str | None = None,
     statistics: Sequence[str] = STATISTICS,
     histograms: bool = True,
@@ -30,17 +28,17 @@ def export(
 ) -> Path:
     """Write a run, or what a tracker has seen, as a run of wandb; return its folder.
 
-    The folder is below ``folder/wandb``; nothing is uploaded before ``wandb sync``, unless `mode`
-    is ``"online"``. Keys are those of TensorBoard, like ``Weight/rm2/blocks.0.wq``, over ``step``;
-    the keys of ranks other than 0 begin with ``rank1/`` and so on. While another wandb run is
-    open in the same program, wandb may complete the file a moment later.
+    The folder is below ``folder/wandb``; nothing is uploaded before ``wandb sync``. Keys are those
+    of TensorBoard, like ``Weight/rm2/blocks.0.wq``, over ``step``; the keys of ranks other than 0
+    begin with ``rank1/`` and so on. While another wandb run is open in the same program, wandb may
+    complete the file a moment later.
     """
     points = curve_points(
         source, names=names, statistics=statistics, histograms=histograms, rank=rank
     )
     folder = Path(folder).absolute()  # wandb's process may have another working directory
     folder.mkdir(parents=True, exist_ok=True)
-    with _quiet(mode), _opened(folder, project, name or _name(source), mode) as (wandb, run):
+    with _quiet(), _opened(folder, project, name or _name(source)) as (wandb, run):
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
         for (rank, step), group in itertools.groupby(points, lambda p: (p.rank, p.step)):
@@ -75,7 +73,7 @@ def _limited(histogram: ExponentHistogram, most: int) -> tuple[list[int], list[i
 
 
 @contextlib.contextmanager
-def _opened(folder: Path, project: str, name: str | None, mode: Mode) -> Iterator[tuple[Any, Any]]:
+def _opened(folder: Path, project: str, name: str | None) -> Iterator[tuple[Any, Any]]:
     try:
         import wandb
     except ImportError:
@@ -87,7 +85,7 @@ def _opened(folder: Path, project: str, name: str | None, mode: Mode) -> Iterato
     )  # fmt: skip
     ours = "WANDB_SERVICE" not in os.environ  # the user has no wandb run open
     run = wandb.init(
-        project=project, name=name, dir=str(folder), mode=mode, settings=settings,
+        project=project, name=name, dir=str(folder), mode="offline", settings=settings,
         reinit="create_new",
     )  # fmt: skip
     try:
@@ -99,14 +97,15 @@ def _opened(folder: Path, project: str, name: str | None, mode: Mode) -> Iterato
 
 
 @contextlib.contextmanager
-def _quiet(mode: Mode) -> Iterator[None]:
-    """Keep wandb from reporting its own errors over the network in offline mode."""
+def _quiet() -> Iterator[None]:
+    """Keep wandb from reporting its own errors over the network."""
     key = "WANDB_ERROR_REPORTING"
-    if mode != "offline" or key in os.environ:
-        yield
-        return
+    before = os.environ.get(key)
     os.environ[key] = "false"
     try:
         yield
     finally:
-        del os.environ[key]
+        if before is None:
+            del os.environ[key]
+        else:
+            os.environ[key] = before

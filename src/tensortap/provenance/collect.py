@@ -20,7 +20,6 @@ from tensortap.provenance import versions
 from tensortap.provenance.git import collect_git
 from tensortap.provenance.gitcmd import Git
 from tensortap.provenance.modifications import Finder
-from tensortap.provenance.pace import Pace, Stopped
 from tensortap.provenance.packages import packages_info
 from tensortap.provenance.project import project_folder
 from tensortap.provenance.redact import Redactor
@@ -43,7 +42,7 @@ def collect(
 
         collect("experiments/20261115_181530")
     """
-    collector = ProvenanceCollector(Path(folder), Pace(rest=0), start, modifications)
+    collector = ProvenanceCollector(Path(folder), start, modifications)
     collector.write_runtime()
     collector.write_rest()
 
@@ -51,11 +50,9 @@ def collect(
 class ProvenanceCollector:
     """Looks at the process and writes what has changed since the last look."""
 
-    def __init__(
-        self, folder: Path, pace: Pace, start: Path | None, modifications: bool | None = None
-    ) -> None:
+    def __init__(self, folder: Path, start: Path | None, modifications: bool | None = None) -> None:
         self._folder = folder
-        self._pace = pace
+        self.stopped = False  # a check that is running ends without writing
         self._start = start or project_folder()
         if modifications is None:
             modifications = os.environ.get("TENSORTAP_MODIFICATIONS", "") != "0"
@@ -75,10 +72,8 @@ class ProvenanceCollector:
 
     def _guard(self, name: str, write: Callable[[], None]) -> None:
         try:
-            self._pace.check()
-            write()
-        except Stopped:
-            return
+            if not self.stopped:
+                write()
         except Exception as error:
             if self._strict:
                 raise
@@ -90,32 +85,28 @@ class ProvenanceCollector:
         info = runtime_info(Redactor())
         before = versions.current(self._folder, "runtime_info")
         if before is None or comparable(before) != comparable(info):
-            versions.write(
-                self._folder, "runtime_info", info, pace=self._pace, keep=before is not None
-            )
+            versions.write(self._folder, "runtime_info", info, keep=before is not None)
 
     def _packages(self) -> None:
-        info = packages_info(pace=self._pace, redactor=Redactor())
+        info = packages_info(Redactor())
         before = versions.current(self._folder, "packages")
         if before != info:
             # a package that was imported in the meantime is no new version
             keep = before is not None and not _only_adds(before, info)
-            versions.write(self._folder, "packages", info, pace=self._pace, keep=keep)
+            versions.write(self._folder, "packages", info, keep=keep)
 
     def _git(self) -> None:
         before = versions.current(self._folder, "git_info")
         packages = versions.current(self._folder, "packages") or {}
         with tempfile.TemporaryDirectory(dir=self._folder, prefix=".provenance-") as scratch:
-            found = collect_git(
+            info = collect_git(
                 Path(scratch),
                 start=self._start,
                 packages=packages.get("packages"),
                 skip=(self._folder,),
                 redactor=Redactor(),
-                pace=self._pace,
             )
-            self._pace.resume()
-            info, patches = found.info, found.patches
+            patches = {name: Path(scratch) / name for name in _patches_of(info)}
             info |= {"runtime_modifications": {}, "runtime_modifications_checked": False}
             if self._modifications:
                 if before is None:  # the search takes long; until it ends, this is what is known
@@ -123,14 +114,13 @@ class ProvenanceCollector:
                     patches = {}
                 info["runtime_modifications"] = self._find_modifications()
                 info["runtime_modifications_checked"] = True
-            self._pace.check()
-            if before != info:
+            if before != info and not self.stopped:
                 self._write_git(info, patches, before)
 
     def _find_modifications(self) -> dict[str, Any]:
         if self._finder is None:
             top = Git(self._start).ask("rev-parse", "--show-toplevel")
-            self._finder = Finder(Path(top or self._start), pace=self._pace)
+            self._finder = Finder(Path(top or self._start))
         return {where: found._asdict() for where, found in self._finder.find().items()}
 
     def _write_git(
@@ -142,7 +132,7 @@ class ProvenanceCollector:
             versions.archive(self._folder, "git_info", old)
         for name, file in patches.items():
             os.replace(file, self._folder / name)
-        versions.write(self._folder, "git_info", info, pace=self._pace, keep=False)
+        versions.write(self._folder, "git_info", info, keep=False)
         for name in old:
             if name not in patches:
                 (self._folder / name).unlink(missing_ok=True)
@@ -158,9 +148,8 @@ def _only_adds(before: dict[str, Any], info: dict[str, Any]) -> bool:
 
 def _patches_of(info: dict[str, Any]) -> Iterator[str]:
     """Yield the names of the patch files that a git_info.json refers to."""
-    project = info.get("project_git_info") or {}
-    others = (project.get("submodules") or {}, info.get("packages_git_info") or {})
-    for one in (project, *(entry for group in others for entry in group.values())):
+    packages = info.get("packages_git_info") or {}
+    for one in (info.get("project_git_info") or {}, *packages.values()):
         diff = one.get("git_diff") or ""
         if diff.startswith("See "):
             yield diff[4:]
@@ -181,8 +170,7 @@ class Keeper:
     def __init__(
         self, folder: Path | str, *, interval: float = INTERVAL, start: Path | None = None
     ) -> None:
-        self._pace = Pace(rest=0)
-        self._collector = ProvenanceCollector(Path(folder), self._pace, start)
+        self._collector = ProvenanceCollector(Path(folder), start)
         self._interval = interval
         self._pid = os.getpid()
         self._changed = threading.Condition()
@@ -192,7 +180,6 @@ class Keeper:
         self._closed = False
         self.checks = 0
         self._collector.write_runtime()
-        self._pace.rest = Pace().rest
         self._thread = threading.Thread(target=self._run, name="tensortap-provenance", daemon=True)
         self._thread.start()
 
@@ -206,14 +193,9 @@ class Keeper:
             self._changed.notify_all()
 
     def update_now(self, timeout: float = 60.0) -> bool:
-        """Check at full speed and wait for it; return False if that takes longer."""
-        rest, self._pace.rest = self._pace.rest, 0.0
-        try:
-            self.update(force=True)
-            return self.wait(timeout)
-        finally:
-            if not self._closed:
-                self._pace.rest = rest
+        """Check now and wait for it; return False if that takes longer."""
+        self.update(force=True)
+        return self.wait(timeout)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the requested checks; return False if they take longer than `timeout`."""
@@ -225,15 +207,14 @@ class Keeper:
             return self._changed.wait_for(lambda: not (self._requested or self._busy), timeout)
 
     def close(self, timeout: float = 3.0) -> bool:
-        """Finish the requested checks at full speed and stop; return False if it took too long."""
+        """Finish the requested checks and stop; return False if it took too long."""
         if os.getpid() != self._pid:
             return True
         with self._changed:
             self._closed = True
-            self._pace.rest = 0.0
             self._changed.notify_all()
         self._thread.join(timeout)
-        self._pace.stopped = True  # a check that is still running ends without writing
+        self._collector.stopped = True
         return not self._thread.is_alive()
 
     def _run(self) -> None:

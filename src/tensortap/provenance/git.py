@@ -8,33 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tensortap.limits import format_size
 from tensortap.provenance.gitcmd import TIMEOUT, Git, GitFailed
-from tensortap.provenance.pace import Pace
-from tensortap.provenance.patch import UNTRACKED_LIMIT, Untracked, redact_patch, write_patch
+from tensortap.provenance.packages import normalized
+from tensortap.provenance.patch import (
+    MAX_PATCH,
+    UNTRACKED_LIMIT,
+    Untracked,
+    redact_patch,
+    write_patch,
+)
 from tensortap.provenance.project import project_folder
 from tensortap.provenance.redact import Redactor
-
-LOG_ENTRIES = 50
-PATCH = "project.patch"
 
 _SHORT = (
     "commit_id", "branch", "status", "remote", "repository", "git_dir", "git_diff",
     "patch_sha256", "redacted_lines", "error", "warnings",
 )  # fmt: skip
-
-
-@dataclass(slots=True)
-class GitInfo:
-    """The content of git_info.json, and the patch files that it refers to."""
-
-    info: dict[str, Any] = field(default_factory=dict)
-    patches: dict[str, Path] = field(default_factory=dict)  # name in the run folder → file
 
 
 def collect_git(
@@ -43,27 +36,13 @@ def collect_git(
     start: Path | None = None,
     packages: dict[str, dict[str, Any]] | None = None,
     **options: Any,
-) -> GitInfo:
-    """Return git_info.json without the runtime modifications; write patches into `scratch`.
+) -> dict[str, Any]:
+    """Return git_info.json without the runtime modifications; write its patches into `scratch`.
 
     `start` is a folder of the project (default: that of the main script), `packages` is the
     "packages" of packages.json. `options` are those of `repository_info`.
     """
-    found = GitInfo()
-
-    def describe(folder: Path, patch: str) -> dict[str, Any]:
-        info = repository_info(folder, scratch / patch, **options)
-        if info["git_diff"]:
-            found.patches[patch] = scratch / patch
-        return info
-
-    project = describe(start or project_folder(), PATCH)
-    for path, commit in _submodules(project):
-        info = describe(Path(project["repository"]) / path, f"submodule.{_slug(path)}.patch")
-        short = {key: info[key] for key in _SHORT if key in info}
-        project.setdefault("submodules", {})[path] = {"committed_id": commit, **short}
-        if info["status"] == "dirty":
-            project["status"] = "dirty"
+    project = repository_info(start or project_folder(), scratch / "project.patch", **options)
     editable: dict[str, Any] = {}
     for name, package in sorted((packages or {}).items()):
         location = package.get("source") if package.get("editable") else None
@@ -74,11 +53,11 @@ def collect_git(
             short = {key: project[key] for key in ("commit_id", "branch", "status")}
             editable[name] = {"location": location, "same_as": "project", **short}
         elif top:
-            info = describe(Path(location), f"package.{_slug(name)}.patch")
+            patch = scratch / f"package.{normalized(name)}.patch"
+            info = repository_info(Path(location), patch, **options)
             short = {key: info[key] for key in _SHORT if key in info}
             editable[name] = {"location": location, **short}
-    found.info = {"project_git_info": project, "packages_git_info": editable}
-    return found
+    return {"project_git_info": project, "packages_git_info": editable}
 
 
 def repository_info(
@@ -89,7 +68,6 @@ def repository_info(
     limit: int = UNTRACKED_LIMIT,
     timeout: float = TIMEOUT,
     redactor: Redactor | None = None,
-    pace: Pace | None = None,
 ) -> dict[str, Any]:
     """Describe the repository of a folder; write its changes, if there are any, into `patch`.
 
@@ -123,11 +101,19 @@ def repository_info(
         info["repository"] = git.text("rev-parse", "--show-toplevel")
         git = Git(Path(info["repository"]), timeout=timeout)
         untracked = write_patch(git, _base(git, info["commit_id"]), patch, limit=limit, skip=skip)
-        redacted = redact_patch(patch, redactor, set(untracked.included), pace or Pace(rest=0))
+        if (size := patch.stat().st_size) > MAX_PATCH:
+            info["status"] = "dirty"
+            raise GitFailed(f"the patch has {format_size(size)}, the limit is 4 MiB")
+        redacted = redact_patch(patch, redactor)
         info |= _changes(patch, untracked, limit)
+        warnings = []
         if redacted:
             info["redacted_lines"] = redacted
-            info["warnings"] = [f"{len(redacted)} lines of {patch.name} held credentials: ***"]
+            warnings.append(f"{len(redacted)} lines of {patch.name} held credentials: ***")
+        if Path(info["repository"], ".gitmodules").exists():
+            warnings.append("submodules are stored as commits, without changes in them")
+        if warnings:
+            info["warnings"] = warnings
     except (GitFailed, OSError) as error:
         patch.unlink(missing_ok=True)
         info["error"] = f"the changes could not be saved: {redactor.text(str(error))}"
@@ -161,7 +147,7 @@ def _changes(patch: Path, untracked: Untracked, limit: int) -> dict[str, Any]:
 def _log(git: Git, redactor: Redactor) -> list[dict[str, str]]:
     try:
         out = git.run(
-            "log", f"-{LOG_ENTRIES}", "-z", "--no-color", "--no-decorate", "--no-ext-diff",
+            "log", "-50", "-z", "--no-color", "--no-decorate", "--no-ext-diff",
             "--no-patch", "--encoding=UTF-8", "--format=%H%x1f%an%x1f%aI%x1f%s",
         )  # fmt: skip
     except GitFailed:
@@ -184,29 +170,3 @@ def _remote(git: Git, branch: str) -> str:
             if url:
                 return url
     return ""
-
-
-def _submodules(project: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the paths of the checked out submodules, with the commit that the project records."""
-    top = Path(project["repository"])
-    if not project["commit_id"] or not project["repository"] or not (top / ".gitmodules").exists():
-        return []
-    try:
-        staged = Git(top).run("ls-files", "--stage", "-z").split(b"\0")
-    except GitFailed:
-        return []
-    found = []
-    for line in staged:
-        meta, _, raw = line.partition(b"\t")
-        path = os.fsdecode(raw)
-        if meta.startswith(b"160000") and (top / path / ".git").exists():
-            found.append((path, meta.split()[1].decode()))
-    return found
-
-
-def _slug(path: str) -> str:
-    """Return a path as part of a file name; two paths never give the same."""
-    plain = re.sub(r"[^\w.-]", "_", path, flags=re.ASCII)
-    if plain == path:
-        return plain
-    return f"{plain}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:6]}"

@@ -15,17 +15,22 @@ standard library (torch replaces ``inspect.getfile`` when it is imported).
 from __future__ import annotations
 
 import functools
+import os
 import re
 import sys
+import time
 import tokenize
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tensortap.provenance.pace import Pace
-from tensortap.provenance.project import PROJECT, PYTHON, Owners, project_folder
+from tensortap.provenance.project import PYTHON, owner_of_file, project_folder
 
+PROJECT = "project"  # the owner of the code that runs
+# Seconds per module. A thread that computes keeps the interpreter lock until another thread has
+# waited for it five milliseconds: training would feel that for as long as the search takes.
+_PAUSE = 0.0005
 _HOOKS = frozenset(  # attributes that Python offers for replacement
     """sys.excepthook sys.displayhook sys.unraisablehook sys.breakpointhook threading.excepthook
     warnings.showwarning warnings.formatwarning warnings._showwarnmsg warnings._showwarnmsg_impl
@@ -37,8 +42,7 @@ _HOOKS = frozenset(  # attributes that Python offers for replacement
 class Modification(NamedTuple):
     """The code that stands in for a function, method or class of a package.
 
-    `kind` is "replaced", "code" (the function is the original, its ``__code__`` is not),
-    "overrides" (a base class has the original) or "added" (there was no original).
+    `kind` is "replaced", "overrides" (a base class has the original) or "added" (there was none).
     """
 
     kind: str
@@ -63,16 +67,16 @@ class _Place(NamedTuple):
 class Finder:
     """Finds the modifications in all loaded modules."""
 
-    def __init__(self, root: Path | None = None, *, pace: Pace | None = None) -> None:
-        self._owners = Owners(root or project_folder())
-        self._pace = pace or Pace(rest=0)
+    def __init__(self, root: Path | None = None) -> None:
+        root = root or project_folder()
+        self._roots = tuple(os.path.join(path, "") for path in (str(root), os.path.realpath(root)))
+        self._known: dict[str, str | None] = {"": None}  # the owners of files
 
     def find(self) -> dict[str, Modification]:
         """Return the modifications by the qualified name of what they replace."""
         found = {}
         for place, content in self._namespaces():
             for key in list(content):
-                self._pace()
                 for value in _functions(content.get(key)):
                     modification = self._examine(place, key, value)
                     if modification is not None:
@@ -85,14 +89,14 @@ class Finder:
         for name, module in list(sys.modules.items()):
             content = _content(module)
             file = _text(content.get("__file__"))
-            owner = self._owners.of(file, name)
+            owner = self._owner(file, name)
             if not content or id(content) in seen or owner == PROJECT:
                 continue
             seen.add(id(content))
+            time.sleep(_PAUSE)
             yield _Place(owner, file, name), content
             classes = list(content.values())
             while classes:
-                self._pace()
                 cls = classes.pop()
                 if not issubclass(type(cls), type) or id(cls) in seen:
                     continue
@@ -103,18 +107,31 @@ class Finder:
                     yield place._replace(file=self._file_of_methods(place, members)), members
                     classes += members.values()
 
+    def _owner(self, file: str, module: str) -> str:
+        """Return the owner of code: a package, "project" or "python"; `file` may be ""."""
+        if file not in self._known:
+            owner = owner_of_file(file)
+            if owner is None and file.startswith(self._roots):
+                owner = PROJECT
+            self._known[file] = owner
+        owner = self._known[file]
+        if owner is not None:
+            return owner
+        top = module.partition(".")[0]
+        if top in ("__main__", "__mp_main__"):
+            return PROJECT
+        return PYTHON if top in sys.stdlib_module_names else top
+
     def _class_place(self, cls: type) -> _Place:
         module = _text(_get(cls, "__module__"))
         file = _text(_content(sys.modules.get(module)).get("__file__"))
-        return _Place(
-            self._owners.of(file, module), file, module, _get(cls, "__qualname__"), cls=cls
-        )
+        return _Place(self._owner(file, module), file, module, _get(cls, "__qualname__"), cls=cls)
 
     def _file_of_methods(self, place: _Place, members: Mapping[str, Any]) -> str:
         """Return the file of a class: many classes claim to belong to another module."""
         codes = [v.__code__ for v in list(members.values()) if type(v) is types.FunctionType]
         files = [code.co_filename for code in codes if code.co_qualname.startswith(place.name)]
-        own = (file for file in files if self._owners.of(file, place.module) == place.owner)
+        own = (file for file in files if self._owner(file, place.module) == place.owner)
         return next(own, place.file)
 
     def _origin(self, value: Any) -> _Place | None:
@@ -123,7 +140,7 @@ class Finder:
             file = code.co_filename
             if file.startswith("<") and module not in sys.modules:
                 return None  # generated by namedtuple, by attrs, from a template
-            owner = self._owners.of("" if file.startswith("<") else file, module)
+            owner = self._owner("" if file.startswith("<") else file, module)
             return _Place(owner, file, module, code.co_qualname, code.co_firstlineno)
         if issubclass(type(value), type):
             return self._class_place(value)
@@ -145,19 +162,17 @@ class Finder:
         match = _definition(text, key)
         mro = _get(place.cls, "__mro__")[1:-1] if place.cls is not None else ()
         base = next((base for base in mro if key in _get(base, "__dict__")), None)
-        module, kind, original = origin.module, "added", None
+        kind, original = "added", None
         if match is not None:
             line = before + text.count("\n", 0, match.start()) + 1
             kind, original = "replaced", f"{place.file}:{line}"
-            if module == place.module:  # the globals of the original, so only the code is new
-                module, kind = Path(origin.file).stem, "code"
         elif base is not None:
             kind = "overrides"
             original = f"{_get(base, '__module__')}.{_get(base, '__qualname__')}.{key}"
         elif not text or "import *" in text or re.search(rf"\b{re.escape(key)}\b", text):
             kind = "replaced"
-        by = f"{module}.{origin.name}"
-        return Modification(kind, by, module, origin.file or None, origin.line or None, original)
+        by, file = f"{origin.module}.{origin.name}", origin.file or None
+        return Modification(kind, by, origin.module, file, origin.line or None, original)
 
     def _is_foreign(self, place: _Place, key: str, origin: _Place) -> bool:
         """Return whether code of one package replaces a plain definition in another."""

@@ -19,7 +19,6 @@ from importlib.metadata import Distribution
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from tensortap.provenance.pace import Pace
 from tensortap.provenance.project import PYTHON, owner_of_file
 from tensortap.provenance.redact import Redactor
 
@@ -27,16 +26,15 @@ _HEAD = re.compile(r"^(Name|Version):[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 _TOP = re.compile(r"^[^/,\n]+", re.MULTILINE)  # of the paths in RECORD
 
 
-def packages_info(*, pace: Pace | None = None, redactor: Redactor | None = None) -> dict[str, Any]:
+def packages_info(redactor: Redactor | None = None) -> dict[str, Any]:
     """Return the content of packages.json.
 
     >>> packages_info()["packages"]["tensortap"]["version"]
     '...'
     """
-    pace = pace or Pace(rest=0)
     redactor = redactor or Redactor()
-    imported = _imported(pace)
-    installed = _installed(pace)
+    imported = _imported()
+    installed = _installed()
     names = {normalized(name) for name, _, _ in installed}
     by_name: dict[str, list[str]] = {}
     for module in imported:
@@ -50,7 +48,6 @@ def packages_info(*, pace: Pace | None = None, redactor: Redactor | None = None)
     }
     used: dict[str, dict[str, Any]] = {}
     for name, version, dist in installed:
-        pace()
         modules = by_name.get(normalized(name), [])
         if not modules and others:
             modules = _modules_of(dist, others)
@@ -81,12 +78,12 @@ def normalized(name: str) -> str:
 _known: tuple[object, list[tuple[str, str, Distribution]]] | None = None
 
 
-def _installed(pace: Pace) -> list[tuple[str, str, Distribution]]:
+def _installed() -> list[tuple[str, str, Distribution]]:
     """Return all distributions, from memory unless a folder on the path has changed."""
     global _known
     stamp = [(folder, _changed_at(folder)) for folder in sys.path]
     if _known is None or _known[0] != stamp:
-        _known = stamp, list(_distributions(pace))
+        _known = stamp, list(_distributions())
     return _known[1]
 
 
@@ -97,10 +94,9 @@ def _changed_at(folder: str) -> int:
         return 0
 
 
-def _distributions(pace: Pace) -> Iterator[tuple[str, str, Distribution]]:
+def _distributions() -> Iterator[tuple[str, str, Distribution]]:
     seen = set()
     for dist in importlib.metadata.distributions():
-        pace()
         text = _read(dist, "METADATA") or _read(dist, "PKG-INFO")
         head = dict(_HEAD.findall(text[:4096].partition("\n\n")[0]))
         name, version = head.get("Name", ""), head.get("Version", "")
@@ -117,11 +113,10 @@ def _read(dist: Distribution, file: str) -> str:
         return ""
 
 
-def _imported(pace: Pace) -> dict[str, str]:
+def _imported() -> dict[str, str]:
     """Return the top-level modules that are loaded, except Python's own, with their location."""
     found = {}
     for name, module in list(sys.modules.items()):
-        pace()
         if "." in name or name == "__main__" or not issubclass(type(module), types.ModuleType):
             continue
         content = object.__getattribute__(module, "__dict__")

@@ -8,25 +8,23 @@ hidden: the patch applies, and `reproduce` tells which lines have to be filled i
 
 from __future__ import annotations
 
-import io
-import itertools
 import os
 import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from tensortap.files import CorruptFile, read_small, restrict
 from tensortap.limits import format_size, parse_size
 from tensortap.provenance.gitcmd import Git, GitFailed
-from tensortap.provenance.pace import Pace
-from tensortap.provenance.redact import HIDDEN, Redactor, is_credential_file
+from tensortap.provenance.redact import Redactor, is_credential_file
 
-UNTRACKED_LIMIT = parse_size("16 MiB")  # all untracked files of a patch together
+UNTRACKED_LIMIT = parse_size("1 MiB")  # all untracked files of a patch together
+# Redaction of that much takes one to two seconds in the background; changes to code are smaller.
+MAX_PATCH = parse_size("4 MiB")
 LISTED = 100  # how many of the files that are left out are named
 
 # options that override whatever the user has configured for reading diffs
@@ -36,10 +34,8 @@ _DIFF = (
     "--submodule=short", "--ignore-submodules=dirty", "--ws-error-highlight=none",
     "--no-relative", "--word-diff=none", "--patch",
 )  # fmt: skip
+_HUNKS = re.compile(r"^@@ .*?(?=^@@ |^diff --git |\Z)", re.MULTILINE | re.DOTALL)
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
-# files in which a secret is a string in quotes
-_CODE = tuple(".py .pyi .pyx .ipynb .c .h .cc .cpp .cu .cuh .js .ts .java .go .rs .jl".split())
-_BLOCK = 4 << 10  # bytes of a patch that are searched at once: training waits for that long
 _RUN_FILES = ("run.json", "runtime_info.json")  # a folder with one of these is a run
 
 
@@ -163,124 +159,18 @@ def _add(git: Git, paths: list[str], environ: dict[str, str]) -> None:
         git.run(*command, environ=environ, stdin=names)
 
 
-class PatchLine(NamedTuple):
-    """A line of a patch: "+", "-" or " " with its place in a file, or "" outside of hunks."""
-
-    kind: str
-    text: bytes  # with the newline
-    path: str = ""
-    number: int = 0
-
-
-def patch_lines(lines: Iterable[bytes]) -> Iterator[PatchLine]:
-    """Yield the lines of a patch with their places in the old file, or in the new one for "+"."""
-    paths = {"-": "", "+": ""}
-    at, left = {"-": 0, "+": 0}, {"-": 0, "+": 0}
-    for line in lines:
-        kind = line[:1].decode("latin-1")
-        if max(left.values()) > 0 and kind in ("+", "-", " "):
-            side = "+" if kind == "+" else "-"
-            yield PatchLine(kind, line, paths[side], at[side])
-            for each in ("-", "+") if kind == " " else (side,):
-                at[each] += 1
-                left[each] -= 1
-            continue
-        yield PatchLine("", line)
-        if head := _HUNK.match(line):
-            numbers = [int(number) if number is not None else 1 for number in head.groups()]
-            at["-"], left["-"], at["+"], left["+"] = numbers
-        elif line.startswith((b"--- ", b"+++ ")):
-            paths[kind] = _unquoted(line[4:].rstrip(b"\r\n").removesuffix(b"\t"))
-
-
-def _unquoted(path: bytes) -> str:
-    """Return a path of a patch, which git quotes if it has special characters."""
-    if path.startswith(b'"'):
-        path = path.strip(b'"').decode("unicode_escape", "replace").encode("latin-1", "replace")
-    return os.fsdecode(path[2:] if path[:2] in (b"a/", b"b/") else path)
-
-
-def redact_patch(
-    file: Path, redactor: Redactor, untracked: Collection[str], pace: Pace
-) -> list[int]:
+def redact_patch(file: Path, redactor: Redactor) -> list[int]:
     """Hide credentials in a patch, and return the numbers of the lines that were changed.
 
-    Numbers of lines stay the same. Files in `untracked` are also searched for random words.
+    Numbers of lines stay the same. Only hunks are searched: the rest is names and binary files.
     """
-    redacted: list[int] = []
-    partial = file.with_name(f"{file.name}.partial")
-    section = PatchSection(redactor, untracked)
-    number = 0  # of the lines before
-    pace.resume()  # git was waited for
-    with file.open("rb") as source, partial.open("wb") as out:
-        restrict(partial)
-        while block := source.readlines(_BLOCK):
-            pace()
-            starts = [i for i, line in enumerate(block) if line.startswith(b"diff --git ")]
-            for start, end in itertools.pairwise([0, *starts, len(block)]):
-                if start == end:  # the block starts with a new file
-                    continue
-                lines = section.redacted(block[start:end])
-                redacted += [
-                    number + i + 1 for i, line in lines.items() if block[start + i] != line
-                ]
-                for i, line in lines.items():
-                    block[start + i] = line
-                number += end - start
-            out.writelines(block)
-    os.replace(partial, file)
-    return redacted
-
-
-class PatchSection:
-    """Redacts the part of a patch that changes one file, in blocks of lines."""
-
-    def __init__(self, redactor: Redactor, untracked: Collection[str]) -> None:
-        self._redactor = redactor
-        self._untracked = untracked
-        self._path = ""
-        self._in_hunks = False
-        self._in_key = False  # a private key goes on
-
-    def redacted(self, lines: list[bytes]) -> dict[int, bytes]:
-        """Return the lines that may hold credentials, redacted, by their index."""
-        first = self._read_head(lines)
-        body = lines[first:]
-        code, entropy = self._path.endswith(_CODE), self._path in self._untracked
-        if self._in_key or any(b"PRIVATE KEY" in line for line in body):
-            suspects: Iterable[int] = range(len(body))
-        else:
-            suspects = self._redactor.suspects(body, entropy=entropy)
-        found = {}
-        for index in suspects:
-            line = body[index]
-            stripped = line.rstrip(b"\r\n")
-            text = stripped[1:].decode("utf-8", "surrogateescape")
-            if line[:1] not in b"+- ":  # the head of a hunk, or "no newline at end of file"
-                self._in_key = self._in_key and line[:1] == b"\\"
-            hidden = (
-                HIDDEN
-                if self._in_key
-                else self._redactor.text(text, literals_only=code, entropy=entropy)
-            )
-            if "PRIVATE KEY" in text:
-                self._in_key = "BEGIN" in text and "END" not in text
-            found[first + index] = (
-                line[:1] + hidden.encode("utf-8", "surrogateescape") + line[len(stripped) :]
-            )
-        return found
-
-    def _read_head(self, lines: list[bytes]) -> int:
-        """Read what comes before the hunks; return the number of its lines."""
-        if lines[0].startswith(b"diff --git "):
-            self._path, self._in_hunks, self._in_key = "", False, False
-        for index, line in enumerate(lines):
-            if self._in_hunks or line.startswith(b"@@ "):
-                self._in_hunks = True
-                return index
-            if line.startswith((b"--- ", b"+++ ")) and line[4:].strip() != b"/dev/null":
-                self._path = _unquoted(line[4:].rstrip(b"\r\n").removesuffix(b"\t"))
-        return len(lines)
+    before = file.read_bytes().decode("utf-8", "surrogateescape")
+    after = _HUNKS.sub(lambda hunk: redactor.text(hunk.group()), before)
+    if after == before:
+        return []
+    file.write_bytes(after.encode("utf-8", "surrogateescape"))
+    lines = zip(before.split("\n"), after.split("\n"), strict=True)
+    return [number for number, (old, new) in enumerate(lines, 1) if old != new]
 
 
 def fill_redacted(patch: bytes, redacted: Iterable[int], project: Path) -> tuple[bytes, list[str]]:
@@ -291,24 +181,40 @@ def fill_redacted(patch: bytes, redacted: Iterable[int], project: Path) -> tuple
     hidden = frozenset(redacted)
     if not hidden:
         return patch, []
+    lines, needed = patch.split(b"\n"), []
+    path, old, new = "", 0, 0  # the next line in the old file and in the new one
+    left = 0  # lines of the hunk
     files: dict[str, list[bytes]] = {}
-    filled, needed = io.BytesIO(), []
-    for number, line in enumerate(patch_lines(io.BytesIO(patch)), 1):
-        text = line.text
-        if number in hidden and line.kind == "+":
-            needed.append(f"{line.path}, line {line.number}")
-        elif number in hidden and line.kind:
-            if line.path not in files:
-                files[line.path] = _lines_of(project, line.path)
-            if 0 < line.number <= len(files[line.path]):
-                text = line.text[:1] + files[line.path][line.number - 1]
-        filled.write(text)
-    return filled.getvalue(), needed
+    for index, line in enumerate(lines):
+        sign = line[:1]
+        if left <= 0 or sign not in (b"+", b"-", b" "):
+            if line.startswith((b"--- ", b"+++ ")) and line[4:13] != b"/dev/null":
+                path = _unquoted(line[4:].rstrip(b"\r\t"))
+            elif head := _HUNK.match(line):
+                old, count, new, more = (1 if x is None else int(x) for x in head.groups())
+                left = count + more
+            continue
+        if index + 1 in hidden and sign == b"+":
+            needed.append(f"{path}, line {new}")
+        elif index + 1 in hidden:
+            if path not in files:
+                files[path] = _lines_of(project, path)
+            if 0 < old <= len(files[path]):
+                lines[index] = sign + files[path][old - 1]
+        old, new = old + (sign != b"+"), new + (sign != b"-")
+        left -= 2 if sign == b" " else 1
+    return b"\n".join(lines), needed
+
+
+def _unquoted(path: bytes) -> str:
+    """Return a path of a patch, which git quotes if it has special characters."""
+    if path.startswith(b'"'):
+        path = path.strip(b'"').decode("unicode_escape", "replace").encode("latin-1", "replace")
+    return os.fsdecode(path[2:] if path[:2] in (b"a/", b"b/") else path)
 
 
 def _lines_of(project: Path, path: str) -> list[bytes]:
     try:
-        data = read_small(project, path, UNTRACKED_LIMIT)
+        return read_small(project, path, MAX_PATCH).split(b"\n")
     except (OSError, CorruptFile):
         return []
-    return io.BytesIO(data).readlines()

@@ -10,7 +10,6 @@ import sysconfig
 from pathlib import Path
 
 PYTHON = "python"  # the owner of the standard library
-PROJECT = "project"  # the owner of the code that runs
 
 
 def project_folder() -> Path:
@@ -60,31 +59,3 @@ def owner_of_file(file: str) -> str | None:
         if found:
             return rest.partition("/")[0].partition(".")[0]
     return PYTHON if file.startswith(("<frozen ", *stdlib)) else None
-
-
-class Owners:
-    """The owners of code, by its file and its module.
-
-    >>> import json
-    >>> Owners(Path("/nowhere")).of(json.__file__, "json")
-    'python'
-    """
-
-    def __init__(self, root: Path) -> None:
-        self._roots = tuple(os.path.join(path, "") for path in (str(root), os.path.realpath(root)))
-        self._known: dict[str, str | None] = {"": None}
-
-    def of(self, file: str, module: str) -> str:
-        """Return the owner: a package, "project" or "python"; `file` is "" if there is none."""
-        if file not in self._known:
-            owner = owner_of_file(file)
-            if owner is None and file.startswith(self._roots):
-                owner = PROJECT
-            self._known[file] = owner
-        owner = self._known[file]
-        if owner is not None:
-            return owner
-        top = module.partition(".")[0]
-        if top in ("__main__", "__mp_main__"):
-            return PROJECT
-        return PYTHON if top in sys.stdlib_module_names else top

@@ -32,24 +32,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensortap.errors import NotFound, TensortapError
-from tensortap.files import CorruptFile, contained, folder_mode, read_small, restrict
-from tensortap.limits import format_size, parse_size
+from tensortap.files import CorruptFile, folder_mode, read_small, restrict
+from tensortap.limits import format_size
 from tensortap.provenance import versions
 from tensortap.provenance.gitcmd import Git, GitFailed
 from tensortap.provenance.packages import normalized
-from tensortap.provenance.patch import fill_redacted
+from tensortap.provenance.patch import MAX_PATCH, fill_redacted
 from tensortap.provenance.recipe import Recipe, requirements
 from tensortap.provenance.stored import (
     StoredGit,
     StoredPackages,
-    StoredRepository,
     StoredRuntime,
     load,
     printable,
 )
 
 TIMEOUT = 600.0  # seconds; a checkout of a large repository takes long
-MAX_PATCH = parse_size("1 GiB")
 _ADDRESS = re.compile(r"(https?|ssh|git|file)://.+|[\w.-]+@[\w.-]+:.+", re.ASCII)
 
 
@@ -73,8 +71,7 @@ class Reproduced:
         """Run the program with this Python, and return its exit status."""
         path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
         environ = {**os.environ, "PYTHON": sys.executable, "PATH": path}
-        command = ["sh", str(self.script)]
-        return subprocess.run(command, env=environ, check=False).returncode
+        return subprocess.run(["sh", str(self.script)], env=environ, check=False).returncode
 
 
 def reproduce(
@@ -113,21 +110,15 @@ def reproduce(
         raise
 
 
-def _load_runtime(run: Path) -> StoredRuntime:
-    first = versions.first_version(run, "runtime_info")
-    runtime = load(run, "runtime_info", first, StoredRuntime)
-    if runtime is None:
-        raise NotFound(
-            f"{run} cannot be reproduced: it has no readable runtime_info.json; "
-            "tap.init() creates folders that can"
-        )
-    return runtime
+def _first(run: Path, stem: str) -> int | None:
+    """Return the version in which the program started: a number, or None for the newest."""
+    return next(iter(versions.numbers(run, stem)), None)
 
 
 def _load_git_info(run: Path, version: int | None) -> StoredGit:
     numbers = versions.numbers(run, "git_info")
     if version is None:
-        version = next(iter(numbers), None)
+        version = _first(run, "git_info")
     elif version not in (*numbers, len(numbers) + 1):
         raise NotFound(f"no version {version} of git_info in {run}: it has 1 to {len(numbers) + 1}")
     elif version not in numbers:
@@ -143,9 +134,14 @@ class _Job:
         self._out = out
         self._version = version
         self._say = say
-        self._runtime = _load_runtime(run)
-        first = versions.first_version(run, "packages")
-        self._packages = load(run, "packages", first, StoredPackages)
+        runtime = load(run, "runtime_info", _first(run, "runtime_info"), StoredRuntime)
+        if runtime is None:
+            raise NotFound(
+                f"{run} cannot be reproduced: it has no readable runtime_info.json; "
+                "tap.init() creates folders that can"
+            )
+        self._runtime = runtime
+        self._packages = load(run, "packages", _first(run, "packages"), StoredPackages)
         self._git_info = _load_git_info(run, version)
         self._project = self._git_info.project
         self.missing: list[str] = []
@@ -190,15 +186,12 @@ class _Job:
         project = self._out / "project"
         if info.commit_id:
             self._say(f"checking out {info.commit_id[:12]} into {project}")
-            self._fetch(self._sources(repo), info.commit_id, project)
+            self._fetch(self._sources(repo), project)
         else:  # a repository before its first commit: the patch is everything
             _new_repository(project)
-        for path, submodule in info.submodules.items():
-            try:
-                self._restore_submodule(project, path, submodule, repo)
-            except (NotFound, GitFailed) as error:
-                self.missing.append(f"submodule {path} at {submodule.commit_id}: {error}")
-        self._apply(info, project)
+        if os.path.lexists(project / ".gitmodules"):
+            self.missing.append("the submodules: git submodule update --init in project/")
+        self._apply(project)
         for item in info.untracked.left_out:
             self.missing.append(f"untracked {item.path} ({format_size(item.size)}): {item.reason}")
         if info.error:
@@ -218,7 +211,10 @@ class _Job:
             return [repo]
         info = self._project
         places = [place for place in (info.repository, info.git_dir) if os.path.isabs(place)]
-        found = self._outside(places)
+        run = os.path.realpath(self._run)
+        real = [os.path.realpath(place) for place in places if os.path.isdir(place)]
+        # not those in the run: it may bring repositories
+        found = [place for place in real if os.path.commonpath([run, place]) != run]
         if not found:
             old = " or ".join(places) or "a known place"
             hint = f"; it was cloned from {info.remote}" if info.remote else ""
@@ -228,15 +224,9 @@ class _Job:
             )
         return found
 
-    def _outside(self, places: list[str]) -> list[str]:
-        """Return the folders that exist, except those in the run: it may bring repositories."""
-        run = os.path.realpath(self._run)
-        real = [os.path.realpath(place) for place in places if os.path.isdir(place)]
-        return [place for place in real if os.path.commonpath([run, place]) != run]
-
-    def _fetch(self, sources: list[str], commit: str, target: Path) -> None:
-        """Check out a commit into a new repository."""
-        git = _new_repository(target)
+    def _fetch(self, sources: list[str], project: Path) -> None:
+        """Check out the commit into a new repository."""
+        git, commit = _new_repository(project), self._project.commit_id
         for source in sources:
             try:
                 git.run(
@@ -257,23 +247,8 @@ class _Job:
             )
         )
 
-    def _restore_submodule(
-        self, project: Path, path: str, info: StoredRepository, repo: str | None
-    ) -> None:
-        target = contained(project, path)
-        entry = Git(project, isolated=True).text("ls-tree", "HEAD", "--", path)
-        if not entry.startswith("160000 commit ") or not info.commit_id:
-            raise NotFound("the commit of the project has no such submodule")
-        places = [os.path.join(repo, path)] if repo and os.path.isdir(repo) else []
-        places += [place for place in (info.repository, info.git_dir) if os.path.isabs(place)]
-        found = self._outside(places)
-        if not found:
-            fetch = shlex.join(["git", "-C", str(project), "submodule", "update", "--init", path])
-            raise NotFound(f"its repository is gone; try {fetch}")
-        self._fetch(found, info.commit_id, target)
-        self._apply(info, target)
-
-    def _apply(self, info: StoredRepository, project: Path) -> None:
+    def _apply(self, project: Path) -> None:
+        info = self._project
         name = info.patch
         if not name:
             return

@@ -18,7 +18,7 @@ from tensortap.provenance import versions
 _Kind = TypeVar("_Kind")
 CommitId = Annotated[str, Meta(pattern=r"\A([0-9a-f]{40}|[0-9a-f]{64})?\Z")]
 PatchReference = Annotated[
-    str, Meta(pattern=r"\A(See (project|submodule|package)\.([A-Za-z0-9_.-]{1,200}\.)?patch)?\Z")
+    str, Meta(pattern=r"\A(See (project|package)\.([A-Za-z0-9_.-]{1,200}\.)?patch)?\Z")
 ]
 
 
@@ -71,7 +71,7 @@ class StoredUntracked(Struct, frozen=True):
 
 
 class StoredRepository(Struct, frozen=True):
-    """The state of a repository, a submodule or a package."""
+    """The state of a repository or a package."""
 
     commit_id: CommitId = ""
     branch: str = ""
@@ -84,7 +84,6 @@ class StoredRepository(Struct, frozen=True):
     redacted_lines: list[int] = []
     error: str = ""
     same_as: str = ""
-    submodules: dict[str, StoredRepository] = {}
     untracked: StoredUntracked = StoredUntracked()
 
     @property

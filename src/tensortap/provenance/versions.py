@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ import msgspec
 
 from tensortap.files import CorruptFile, read_small, restrict
 from tensortap.limits import parse_size
-from tensortap.provenance.pace import Pace
 
 KEPT = 100  # versions of a file
 MAX_JSON = parse_size("8 MiB")
@@ -40,11 +38,6 @@ def numbers(folder: Path, stem: str) -> list[int]:
     """
     middles = [file.name[len(stem) + 1 : -5] for file in folder.glob(f"{stem}.*.json")]
     return sorted(int(middle) for middle in middles if re.fullmatch(r"[1-9][0-9]{0,8}", middle))
-
-
-def first_version(folder: Path, stem: str) -> int | None:
-    """Return the version in which the program started: a number, or None for the newest."""
-    return next(iter(numbers(folder, stem)), None)
 
 
 def numbered(name: str, number: int | None) -> str:
@@ -69,46 +62,34 @@ def read_version(folder: Path, stem: str, number: int | None) -> dict[str, Any] 
     return content if isinstance(content, dict) else None
 
 
-def write(folder: Path, stem: str, info: Mapping[str, Any], *, pace: Pace, keep: bool) -> None:
+def write(folder: Path, stem: str, info: Mapping[str, Any], *, keep: bool) -> None:
     """Make `info` the newest version; with `keep`, archive the one before it."""
     if keep:
         archive(folder, stem)
-    _write_json(folder / f"{stem}.json", info, pace)
+    _write(folder / f"{stem}.json", json.dumps(info, indent=2, ensure_ascii=False).encode())
 
 
 def archive(folder: Path, stem: str, patches: tuple[str, ...] = ()) -> None:
     """Copy the newest version and its patches to the next number, if there are not too many."""
-    info = current(folder, stem)
     number = (numbers(folder, stem) or [0])[-1] + 1
-    if info is None or number > KEPT:
+    file = folder / f"{stem}.json"
+    if not file.exists() or number > KEPT:
         return
-    text = json.dumps(info)
+    data = file.read_bytes()
     for name in patches:
         with contextlib.suppress(FileNotFoundError):
-            _copy(folder / name, folder / numbered(name, number))
-        text = text.replace(f'"See {name}"', f'"See {numbered(name, number)}"')
-    _write_json(folder / numbered(f"{stem}.json", number), json.loads(text), Pace(rest=0))
+            _write(folder / numbered(name, number), (folder / name).read_bytes())
+        data = data.replace(f'"See {name}"'.encode(), f'"See {numbered(name, number)}"'.encode())
+    _write(folder / numbered(file.name, number), data)
 
 
-def _copy(source: Path, target: Path) -> None:
+def _write(target: Path, data: bytes) -> None:
+    """Write a file that is complete when it gets its name."""
     partial = target.with_name(f".{target.name}.partial")
     try:
-        shutil.copyfile(source, partial)
+        partial.touch()
         restrict(partial)
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _write_json(target: Path, info: Mapping[str, Any], pace: Pace) -> None:
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8") as out:
-            restrict(partial)
-            for piece in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(info):
-                out.write(piece)
-                pace()
-            out.write("\n")
+        partial.write_bytes(data)
         os.replace(partial, target)
     finally:
         partial.unlink(missing_ok=True)

@@ -293,7 +293,7 @@ def _source_lines(file: str, first: int, last: int) -> tuple[str, ...]:
 def _shown(line: str) -> str:
     from tensortap.provenance.redact import Redactor
 
-    return Redactor().text(line, literals_only=True, entropy=True)
+    return Redactor().text(line)
 
 
 def _chain(operation: Operation, before: Sequence[RecordedOperation]) -> tuple[ChainLink, ...]:

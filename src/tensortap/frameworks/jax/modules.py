@@ -1,9 +1,8 @@
 """Marking the outputs of modules while their program is traced or run.
 
-Linen and Haiku have a public hook for every method of every module. nnx, Equinox, Penzai and Keras
-have none: inside
-`marked_modules`, the `__call__` methods of their module classes are wrapped. Names are paths below
-the outermost module that is called, so nothing is written into the user's model; Keras has its own.
+Linen and Haiku have a public hook for every method of every module. nnx, Equinox and Penzai have
+none: inside `marked_modules`, the `__call__` methods of their module classes are wrapped. Names are
+paths below the outermost module that is called, so nothing is written into the user's model.
 """
 
 from __future__ import annotations
@@ -168,17 +167,6 @@ class _Marking:
         label = output_mark(name, "", True, False, self._collector)
         mark(values, replace(label, sample=sample))
 
-    def mark_gradients(self, grads: Any, variables: Any) -> list[Any]:
-        """Return the gradients of Keras variables, marked."""
-        marked = list(grads)
-        for i, (gradient, variable) in enumerate(zip(grads, variables, strict=False)):
-            name = str(variable.path).replace("/", ".")
-            if isinstance(gradient, jax.Array) and self._wants(Kind.WEIGHT_GRADIENT, name):
-                kind = Kind.WEIGHT_GRADIENT
-                label = output_mark(name, "", True, False, self._collector, kind)
-                marked[i] = mark(gradient, label)
-        return marked
-
     def is_calling(self, module: Any) -> bool:
         """Return whether `module` is the module whose call is under way."""
         return bool(self._modules) and self._modules[-1] is module
@@ -186,7 +174,7 @@ class _Marking:
     @contextlib.contextmanager
     def calling(self, module: Any) -> Iterator[str]:
         """Enter a call of a module and give its name."""
-        name = _keras_name(module) or self._name_of(module)
+        name = self._name_of(module)
         names = {}
         if name is None:
             # the outermost module, or one that a transformation has created below another
@@ -229,8 +217,7 @@ class _Collecting(_Marking):
 
 _WRAPPED = (
     ("flax.nnx", "Module", "__call__"), ("equinox", "Module", "__call__"),
-    ("penzai.nn.layer", "Layer", "__call__"), ("keras.layers", "Layer", "__call__"),
-    ("keras.optimizers", "Optimizer", "apply"),
+    ("penzai.nn.layer", "Layer", "__call__"),
 )  # fmt: skip
 
 
@@ -264,12 +251,6 @@ def _modules_in(module: Any) -> Iterator[tuple[str, Any]]:
                 path = ".".join(map(key_name, keys))
                 yield path, node
                 yield from ((f"{path}.{below}", one) for below, one in _modules_in(node))
-
-
-def _keras_name(module: Any) -> str:
-    """Return the path of a Keras layer; empty for any other module."""
-    layer = getattr(sys.modules.get("keras.layers"), "Layer", ())
-    return str(module.path or module.name).replace("/", ".") if isinstance(module, layer) else ""
 
 
 def _is_object(node: Any) -> bool:
@@ -308,24 +289,6 @@ def _wrap_call(call: Any) -> Any:
     return wrapper
 
 
-def _wrap_apply(apply: Any) -> Any:
-    """Wrap the method with which a Keras optimizer gets all gradients."""
-
-    @functools.wraps(apply)
-    def wrapper(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        marking: _Marking | None = getattr(_thread, "marking", None)
-        # an optimizer that scales the loss passes the gradients on to another, as they were
-        if marking is None or marking.is_calling(self) or hasattr(self, "inner_optimizer"):
-            return apply(self, grads, trainable_variables)
-        variables = (
-            self._trainable_variables if trainable_variables is None else trainable_variables
-        )
-        with marking.calling(self):
-            return apply(self, marking.mark_gradients(grads, variables), trainable_variables)
-
-    return wrapper
-
-
 def _subclasses(cls: type) -> Iterator[type]:
     subclasses: list[type] = cls.__subclasses__()
     for subclass in subclasses:
@@ -351,8 +314,7 @@ def _wrapped_methods(bases: tuple[tuple[type, str], ...]) -> Iterator[None]:
                 and not _is_internal(cls)
             ):
                 _patched[cls, name] = method
-                wrap = _wrap_apply if name == "apply" else _wrap_call
-                type.__setattr__(cls, name, wrap(method))
+                type.__setattr__(cls, name, _wrap_call(method))
     try:
         yield
     finally:

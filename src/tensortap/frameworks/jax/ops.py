@@ -40,7 +40,7 @@ _EAGER = (
     "differ"
 )
 _EFFECTS = "not observed: it has callbacks that return values, which must not run twice"
-_PLUMBING = ("jax", "jaxlib", "flax", "equinox", "haiku", "keras", "tensortap")
+_PLUMBING = ("jax", "jaxlib", "flax", "equinox", "haiku", "tensortap")
 _WRAPPED = re.compile(r"\w+\(([^()]*)\)")  # jvp(...), transpose(...), of the innermost scope
 _CALLS = (
     "jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call",

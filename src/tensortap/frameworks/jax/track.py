@@ -21,7 +21,7 @@ from tensortap.record import Kind
 from tensortap.stats.packed import layout
 
 NO_MODULES = (
-    "no activations or gradients: it called no module of Flax, Equinox, Penzai, Haiku or Keras; "
+    "no activations or gradients: it called no module of Flax, Equinox, Penzai or Haiku; "
     "tap.catch captures values in it"
 )
 Path = tuple[str, ...]
