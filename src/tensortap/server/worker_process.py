@@ -12,16 +12,21 @@ import collections
 import faulthandler
 import itertools
 import os
+import pickle
 import select
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
+import msgspec
+
 from tensortap.columns import Columns, merged
+from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.history import History, Key, record_nbytes
 from tensortap.record import Record
 from tensortap.server.server import Server
@@ -344,3 +349,47 @@ def _is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+# -- the start of the process ------------------------------------------------------------
+
+
+def spawned(line: int) -> None:
+    """Run a worker in a fresh interpreter; its orders come over standard input."""
+    orders = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=wire.Orders)
+    sys.path[:] = orders.path
+    # pickled by our own parent, over a pipe that it created
+    _run(orders, socket.socket(fileno=line), lambda: pickle.loads(orders.functions))  # noqa: S301
+
+
+def forked(
+    orders: wire.Orders, line: socket.socket, recorder: Any, on_close: Callable[[], object] | None
+) -> None:
+    """Run a worker in a fork of the training process."""
+    report_crashes(line)  # first: what follows may crash in a fork
+    signal.set_wakeup_fd(-1)  # it is the parent's
+    for framework in loaded_frameworks():
+        framework.after_fork()
+    _run(orders, line, lambda: (recorder, on_close))
+
+
+def _run(orders: wire.Orders, line: socket.socket, load: Callable[[], tuple[Any, Any]]) -> None:
+    code = WorkerProcess(orders, line, lambda: _functions_of(*load())).run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(code)
+
+
+def _functions_of(recorder: Any, on_close: Callable[[], object] | None) -> Functions:
+    """Return the functions of a recorder, which may have `close` and `flush`, or of a function."""
+    close = getattr(recorder, "close", None)
+    if on_close is None or close is None:
+        return Functions(recorder, close or on_close, getattr(recorder, "flush", None))
+
+    def close_both() -> None:
+        try:
+            close()
+        finally:
+            on_close()
+
+    return Functions(recorder, close_both, getattr(recorder, "flush", None))

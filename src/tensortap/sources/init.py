@@ -26,7 +26,6 @@ from tensortap.sinks.rank_stores import RankStores
 from tensortap.sinks.store import StoreSink
 from tensortap.sources.box_writer import BoxOptions, BoxWriter
 from tensortap.sources.replay_request import requested
-from tensortap.wire.worker import end_main_import
 
 log = logging.getLogger("tensortap")
 
@@ -123,7 +122,6 @@ def init(
 def open_run(path: Path, durable: bool = False, box_options: BoxOptions | None = None) -> Path:
     """Start a run in a new folder below `path`; return its folder."""
     global _open, _registered, _full
-    end_main_import()
     with _lock:
         _finish()
         rank, world_size = ranks.rank_and_world_size()

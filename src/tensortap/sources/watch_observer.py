@@ -1,4 +1,4 @@
-"""Observations of a watcher: rate-limited, transformed, copied and queued for its workers."""
+"""Observations of a watcher: rate-limited, transformed, copied and queued for its worker."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ class Switches:
 
 
 class RateLimitedObserver:
-    """Queues what hooks observe, and what is caught by hand, for the workers of a watcher."""
+    """Queues what hooks observe, and what is caught by hand, for the worker of a watcher."""
 
-    queue_of: Callable[[str], Queue | None]  # to the worker of a name; the watcher sets it
+    queue_of: Callable[[], Queue | None]  # to the worker; the watcher sets it
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class RateLimitedObserver:
         nbytes = arrays.nbytes_of(value)
         rank, world_size = ranks.rank_and_world_size()
         admitted = []
-        for queue in self._queues(observed.name):
+        for queue in self._queues():
             if not queue.accepting:
                 queue.ledger.drop_values(DISCONNECTED)
             elif queue.admit(nbytes, observed.name, observed.kind, step, rank):
@@ -205,9 +205,9 @@ class RateLimitedObserver:
         for queue in admitted:  # each settles on its own: nobody waits for both
             write_to([queue], record, nbytes, captured=False)
 
-    def _queues(self, name: str) -> list[Queue]:
+    def _queues(self) -> list[Queue]:
         opened = run.opened() if self._keep else None
-        queues = (self.queue_of(name), opened.queue if opened is not None else None)
+        queues = (self.queue_of(), opened.queue if opened is not None else None)
         return [queue for queue in queues if queue is not None]
 
     def _transformed(self, name: str, value: Any) -> Any:
