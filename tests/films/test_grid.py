@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tensortap.films.frames import Painter
-from tensortap.films.grid import arrange, tile_shape
+from tensortap.films.images import arrange, tile_shape
 from tensortap.films.style import Box, Style
 from tensortap.viz.colors import NAN_COLOR, color_table
 from tests.films.filming import near, record

@@ -120,7 +120,7 @@ def test_closes_the_recorder_and_calls_on_close(start, notes):
 
 
 def test_rejects_spawning_a_lambda_with_advice():
-    with pytest.raises(tap.TensortapError, match="<lambda> cannot be sent .* start_method='fork'"):
+    with pytest.raises(tap.TensortapError, match=r"<lambda> cannot be sent .* start_method='fork'"):
         tap.watch(on_record=lambda record: None)
     with pytest.raises(tap.errors.NotFound, match=r"call tap\.watch"):
         tap.watcher()

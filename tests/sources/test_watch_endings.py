@@ -314,9 +314,7 @@ def test_film_is_complete_when_the_program_is_killed(programs, tmp_path):
 
 
 def test_film_of_a_killed_worker_plays(programs, tmp_path):
-    process = programs(
-        FILMS + "    print(watcher.flush(60), watcher.pid)\n    time.sleep(1000)"
-    )
+    process = programs(FILMS + "    print(watcher.flush(60), watcher.pid)\n    time.sleep(1000)")
     done, worker = process.stdout.readline().split()
     assert done == "True"
     os.kill(int(worker), signal.SIGKILL)
