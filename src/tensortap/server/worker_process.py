@@ -33,7 +33,7 @@ from tensortap.server.server import Server
 from tensortap.wire import worker as wire
 from tensortap.wire.address import Address
 
-_PARENT_INTERVAL = 0.5  # seconds between checks of the parent, where there are no pidfds
+_PARENT_INTERVAL = 0.25  # seconds between checks of the parent
 _IDLE = 1.0  # seconds without a record until files are flushed
 _DRAIN_TIMEOUT = 1.0  # seconds without a record, after which a parent that died sent no more
 _PROCESSING_SHARE = 0.75  # of the time at the end; the rest is for closing files
@@ -285,15 +285,10 @@ class WorkerProcess:
 
     def _listen_to_parent(self) -> None:
         reader = wire.MessageReader(self._line)
-        pidfd = _pidfd_of(self._orders.parent_pid)
         poll = select.poll()  # not select(): a forked worker may have thousands of descriptors
-        for fd in (self._line.fileno(), pidfd):
-            if fd is not None:
-                poll.register(fd, select.POLLIN)
-        timeout = None if pidfd is not None else _PARENT_INTERVAL * 1000
+        poll.register(self._line.fileno(), select.POLLIN)
         while not self._ending.is_set():
-            ready = [fd for fd, _ in poll.poll(timeout)]
-            if self._line.fileno() in ready:
+            if poll.poll(_PARENT_INTERVAL * 1000):
                 for message in reader.read():
                     if isinstance(message, wire.Ask):
                         self._answer(message)
@@ -302,7 +297,7 @@ class WorkerProcess:
             if self._ending.is_set():
                 return
             # the socket alone is not enough: another child of the parent may keep it open
-            if reader.ended or pidfd in ready or not _is_alive(self._orders.parent_pid):
+            if reader.ended or os.getppid() != self._orders.parent_pid:
                 self._wait_for_last_records()
                 self._end(self._orders.timeout)
 
@@ -331,24 +326,6 @@ class WorkerProcess:
     def _answer_drain_requests(self) -> None:
         while self._drain_requests and not len(self._inbox):
             wire.send(self._line, wire.Answer(self._drain_requests.pop(0), self._counts()))
-
-
-def _pidfd_of(pid: int) -> int | None:
-    """Return a descriptor that becomes readable when the process ends; None where unsupported."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):  # not Linux, an old kernel, or the process has ended
-        return None
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 # -- the start of the process ------------------------------------------------------------
