@@ -133,13 +133,6 @@ def test_names_have_distinct_files():
     assert len({film_name(name, Kind.VALUE, 0, "") for name in ("a/b", "a_b", "a%2Fb", "a b")}) == 4
 
 
-def test_films_tensors_of_changing_shape(tmp_path):
-    with tap.Recorder(tmp_path, **SMALL) as recorder:
-        for step, shape in enumerate([(4, 4), (9, 3), (7,), (2, 3, 4), (0, 2), (), (1, 5, 5)]):
-            recorder(record(np.ones(shape), step=step))
-    assert len(frames_of(tmp_path / "x-rank0.mp4")[0]) == 7
-
-
 def test_pickle_contains_settings_only(tmp_path):
     recorder = tap.Recorder(tmp_path, mode="surface", fps=12, max_frames=5, **SMALL)
     recorder(record(diagonal(0)))

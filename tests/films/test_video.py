@@ -56,18 +56,6 @@ def test_mp4_is_h264_with_every_frame_at_its_time(tmp_path, fps, frames):
         assert column(each.to_ndarray(format="rgb24")) == pytest.approx(10 * i % 160 + 4.5, abs=1.5)
 
 
-def test_frames_are_on_disk_after_the_next_one(tmp_path):
-    writer = VideoWriter(tmp_path / "a.mp4", "mp4", SIZE, 20)
-    for i in range(9):
-        writer.write(frame(i))
-        copy = tmp_path / f"cut{i}.mp4"
-        copy.write_bytes(writer.path.read_bytes())
-        if i:
-            with av.open(str(copy)) as film:
-                assert len(list(film.decode(video=0))) >= i
-    writer.close()
-
-
 def boxes(data):
     """Return offset, length and kind of the boxes of an MP4."""
     found, at = [], 0
@@ -95,41 +83,6 @@ def test_damaged_film_plays_up_to_the_damage(tmp_path):
             with av.open(str(path)) as film, contextlib.suppress(av.error.FFmpegError):
                 found.extend(film.decode(video=0))  # keeps what came before an error
             assert len(found) >= number // 2, (number, cut)
-
-
-@pytest.mark.slow
-def test_killed_program_leaves_a_film(tmp_path):
-    """After kill -9, all frames but the last are in the file."""
-    program = f"""
-        import sys
-        sys.path[:0] = [{str(ROOT / "src")!r}, {str(ROOT)!r}]
-        from tensortap.films.video import VideoWriter
-        from tests.films.test_video import frame
-        from pathlib import Path
-        writer = VideoWriter(Path("a.mp4"), "mp4", (160, 120), 20)
-        for i in range(100000):
-            writer.write(frame(i))
-            print(i, flush=True)
-    """
-    child = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program)], cwd=tmp_path, stdout=subprocess.PIPE
-    )
-    try:
-        for line in child.stdout:
-            if int(line) == 40:
-                break
-    finally:
-        child.kill()
-        last = [40, *map(int, child.stdout.read().split(b"\n")[:-1])][-1]
-        child.stdout.close()
-        child.wait()
-    with av.open(str(tmp_path / "a.mp4")) as film:
-        found = list(film.decode(video=0))
-    assert len(found) in (last, last + 1, last + 2)
-    for i in (0, 17, 39):
-        assert column(found[i].to_ndarray(format="rgb24")) == pytest.approx(
-            10 * i % 160 + 4.5, abs=2
-        )
 
 
 def test_gif_has_the_colors_of_its_palette(tmp_path):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import functools
-import logging
 import os
 import signal
 import threading
@@ -385,16 +383,6 @@ def test_closes_files_on_sigterm(start, notes):
     os.kill(watcher.pid, signal.SIGTERM)
     wait_for(lambda: notes.closed)
     wait_for(lambda: not watcher.alive)
-
-
-def test_logs_errors_of_the_worker_in_the_training_process(start, caplog):
-    watcher = start(functools.partial(divmod, 1))
-    with caplog.at_level(logging.WARNING, "tensortap"):
-        watcher.catch(1.0, "x")
-        assert watcher.flush(60)
-        wait_for(lambda: caplog.records)
-    assert "TypeError" in caplog.text
-    assert watcher.receipt.reasons["error"] == 1
 
 
 def test_inbox_distinguishes_kinds():

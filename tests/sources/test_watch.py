@@ -15,7 +15,6 @@ from torch.utils.checkpoint import checkpoint
 
 import tensortap as tap
 from tensortap.pipeline.pipeline import pipeline
-from tensortap.record import Kind
 from tensortap.sources import watch_observer
 from tests.sources.notes import Notes
 
@@ -477,22 +476,7 @@ def test_one_replica_of_data_parallel_is_watched(watch, notes):
     assert {r["tags"]["device"] for r in found.records} == {"cpu"}
 
 
-# -- with a run, and with a live session -----------------------------------------------------
-
-
-def test_keep_writes_records_to_the_run(watch, notes, open_run):
-    model = small()
-    loose, kept = watch({"loose": model[0]}), watch({"kept": model[2]}, keep=True, what="both")
-    model(torch.randn(2, 3)).sum().backward()
-    assert seen(loose, notes)
-    assert seen(kept, notes)
-    tap.finish()
-    run = tap.open(open_run)
-    found = [(r.name, r.kind) for r in run.records() if r.kind is not Kind.ALERT]
-    assert found == [("kept", Kind.ACTIVATION), ("kept", Kind.GRADIENT)]
-    assert run.get("kept", kind="Activation").tolist() == notes.of("kept", "Activation")[0]["value"]
-    model(torch.randn(2, 3))  # without an open run, only the worker gets it
-    assert len(seen(kept, notes).of("kept", "Activation")) == 2
+# -- with a live session -----------------------------------------------------
 
 
 def test_worker_needs_no_key_file(watch, notes):

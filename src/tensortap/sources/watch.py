@@ -50,7 +50,6 @@ def watch(
     name: str | None = None,
     what: str | None = None,
     ranks: int | str | Iterable[int] = 0,
-    keep: bool = False,
     enabled: bool = True,
     include: NamePattern = None,
     exclude: NamePattern = None,
@@ -66,8 +65,8 @@ def watch(
     anything is copied. `timeout` limits the time that `close`, or a worker whose program has died,
     may take. `start_method` is "spawn", for which the function must be in a module other than the
     main one, or "fork". With `daemon`, the program ends without waiting for the worker, which
-    finishes on its own. Rank 0 watches, or the given `ranks`, or ``ranks="all"``. `keep` also
-    writes the records to the open run. A worker that dies is reported, and training continues.
+    finishes on its own. Rank 0 watches, or the given `ranks`, or ``ranks="all"``. A worker that
+    dies is reported, and training continues.
     """
     function = recorder if on_record is None else on_record
     if function is None or (recorder is not None and on_record is not None):
@@ -88,7 +87,7 @@ def watch(
         task = Task(name, function, on_close, start_method, timeout, waiting, buffer_size(), daemon)
         pickled(task)  # raises now if it cannot be sent, even if the worker starts later
         observer = RateLimitedObserver(
-            name, selection, every=every, rate=per_second, ranks=watching_ranks, keep=keep
+            name, selection, every=every, rate=per_second, ranks=watching_ranks
         )
         watcher = Watcher(name, observer, task, functools.partial(_remove, name))
         watcher.enabled = enabled
