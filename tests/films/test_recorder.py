@@ -192,7 +192,7 @@ def test_ignores_alerts(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"format": "avi"}, "mp4, gif"), ({"fps": 0}, "more than 0"),
+        ({"format": "avi"}, "'mp4' or 'gif'"), ({"fps": 0}, "more than 0"),
         ({"max_frames": 0}, "at least 1"), ({"open_films": 0}, "at least 1"),
         ({"mode": "x"}, "mode must be"), ({"range": (1, 0)}, "the smaller first"),
         ({"size": 640}, "width and height"), ({"size": (640.0, 480.0)}, "width and height"),

@@ -13,7 +13,7 @@ from tensortap.arguments import checked
 from tensortap.errors import NotFound, TensortapError
 from tensortap.films.frames import Painter
 from tensortap.films.style import Style
-from tensortap.films.video import VideoWriter, check_format, check_fps, film_size
+from tensortap.films.video import FORMATS, VideoWriter, check_fps, film_size
 from tensortap.frameworks.snapshot import borrow
 from tensortap.readers.reader import Reader, find_all
 from tensortap.readers.run import RunReader
@@ -42,7 +42,9 @@ def film(
     ``.gif``. `style` is as for a `Recorder`.
     """
     target = Path(target)
-    form = check_format(target.suffix.lower().removeprefix("."))
+    form = target.suffix.lower().removeprefix(".")
+    if form not in FORMATS:
+        raise TensortapError(f"{target}: a film is .mp4 or .gif")
     fps = check_fps(fps)
     chosen = Style(**style)
     chosen = dataclasses.replace(chosen, size=film_size(chosen.size, form))

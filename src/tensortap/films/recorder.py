@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tensortap.arguments import check_count, check_path
+from tensortap.arguments import check_choice, check_count, check_path
 from tensortap.films.style import Style
-from tensortap.films.video import FilmError, VideoWriter, check_format, check_fps, film_size
+from tensortap.films.video import FORMATS, FilmError, VideoWriter, check_fps, film_size
 from tensortap.record import Kind, Record
 from tensortap.runs.folders import file_name
 
@@ -59,7 +59,8 @@ class Recorder:
         open_films: int = 64,
     ) -> None:
         check_path("folder", folder)
-        self.format = check_format(format)
+        check_choice("format", format, FORMATS)
+        self.format = format
         self.fps = check_fps(fps)
         if max_frames is not None:
             check_count("max_frames", max_frames)

@@ -22,7 +22,7 @@ from tensortap.errors import MissingExtra, TensortapError
 
 Frame = NDArray[np.uint8]
 
-_FORMATS = ("mp4", "gif")
+FORMATS = ("mp4", "gif")
 _MAX_FPS = 240.0
 _MAX_GIF_FPS = 50.0
 _KEY_SECONDS = 2.0  # between frames to which a player can jump
@@ -42,13 +42,6 @@ def need_av() -> Any:
     except ImportError:
         raise MissingExtra("films need PyAV: pip install 'tensortap[video]'") from None
     return av
-
-
-def check_format(form: str) -> str:
-    """Return the format, or raise if it is unknown."""
-    if form not in _FORMATS:
-        raise TensortapError(f"format must be one of {', '.join(_FORMATS)}; got {form!r}")
-    return form
 
 
 def check_fps(fps: Any) -> float:

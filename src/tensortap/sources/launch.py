@@ -90,7 +90,7 @@ def pickled(task: Task) -> bytes:
         return b""
     stream = io.BytesIO()
     try:
-        _Pickler(stream).dump((task.recorder, task.on_close))
+        _TaskPickler(stream).dump((task.recorder, task.on_close))
     except Exception as error:
         raise TensortapError(
             f"{_name_of(task.recorder)} cannot be sent to a worker: {error}. A worker imports what "
@@ -99,7 +99,7 @@ def pickled(task: Task) -> bytes:
     return stream.getvalue()
 
 
-class _Pickler(pickle.Pickler):
+class _TaskPickler(pickle.Pickler):
     """Rejects what is defined in the main module, which a worker does not import.
 
     Importing it again would train again in every script without ``if __name__ == "__main__"``.
