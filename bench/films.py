@@ -134,7 +134,7 @@ def film_encoded() -> list[Row]:
     import tensortap as tap
     from tensortap.films.frames import Painter
     from tensortap.films.style import Style
-    from tensortap.films.video import create
+    from tensortap.films.video import VideoWriter
 
     folder = Path(_folder())
     records = _records()
@@ -151,7 +151,7 @@ def film_encoded() -> list[Row]:
 
     def base() -> float:
         start = time.perf_counter()
-        writer = create(folder / f"{next(count)}.mp4", "mp4", _SIZE, 20)
+        writer = VideoWriter(folder / f"{next(count)}.mp4", "mp4", _SIZE, 20)
         for frame in ready:
             writer.write(frame)
         writer.close()

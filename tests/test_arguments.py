@@ -92,7 +92,6 @@ CALLS = [
     (lambda g: tap.watch([], print), "targets must not be empty"),
     (lambda g: tap.watch(g.model, print, ranks=[]), "ranks must not be empty"),
     (lambda g: tap.watch(g.model, print, rate=0), "rate must be greater than 0, got 0"),
-    (lambda g: tap.watch(g.model, print, processes=0), "processes must be at least 1, got 0"),
     (lambda g: tap.watcher(), "no watcher is running: call tap.watch(...) first"),
     (lambda g: tap.Recorder(None), "folder must be a path, got None"),
     (lambda g: tap.Recorder(colormap=3), "colormap must be a name or at least two colors, got 3"),

@@ -42,7 +42,7 @@ WRONG = {
     "film": {
         "--mode": "x", "--size": "x 0x0 -1x3 99999x99999", "--fps": "x 0 -1 nan",
         "--range": "x 1,x 1,2,3 2,1 nan,1", "--colormap": "x", "--theme": "x",
-        "--legend-color": "x", "--seed": "x -1", "--format": "x", "--rank": "x 99 -1",
+        "--legend-color": "x", "--rank": "x 99 -1",
         "--kind": "x Weight", "--steps": "x 9:3 99:",
     },
     "reproduce": {"--out": "{folder} {file}", "--repo": "{new}", "--version": "x 99 -1"},

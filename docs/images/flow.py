@@ -17,7 +17,7 @@ TRAINING = [
 SINKS = [
     ("live", "sinks/live.py", "wire/ → server/", "history"),
     ("store", "sinks/store.py", "runs/", "run folder"),
-    ("worker", "sinks/worker.py", "your code, films/", "files"),
+    ("worker", "sources/worker.py", "your code, films/", "files"),
     ("memory", "sinks/memory.py", "", "this process"),
 ]
 STYLE = """

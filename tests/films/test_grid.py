@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tensortap.films.frames import Painter
-from tensortap.films.grid import arrange, tile_shape
-from tensortap.films.style import Box, Style
+from tensortap.films.style import Style
 from tensortap.viz.colors import NAN_COLOR, color_table
 from tests.films.filming import near, record
 
@@ -66,10 +65,3 @@ def test_shows_a_nan_in_a_large_tile():
     frame, found, _ = tiles(x)
     box = found[2][1]
     assert near(frame[box.top : box.bottom, box.left : box.right], NAN_COLOR, 0).any()
-
-
-def test_arranges_tiles():
-    assert tile_shape((5,)) is None
-    assert tile_shape((3, 4, 5)) == (3, 4, 5)
-    across, down = arrange(12, 3, 3, Box(0, 0, 600, 400))
-    assert across * down >= 12

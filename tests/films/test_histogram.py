@@ -69,34 +69,3 @@ def test_axis_of_exponents_only_grows():
     assert places[2].min() > 330
     assert places[1].min() < 100
     assert places[1].max() == places[2].max()
-
-
-def test_first_frame_stays_as_a_line():
-    rng = np.random.default_rng(0)
-    painter = Painter(Style(range=(-6, 6)))
-    moved = record(rng.standard_normal((3, 5, 500)) + 3)
-    alone = Painter(Style(range=(-6, 6))).draw(moved)[..., :3].copy()
-    painter.draw(record(rng.standard_normal((3, 5, 500)) - 3))
-    after = painter.draw(moved)[..., :3]
-    columns = np.nonzero((alone != after).any(axis=-1)[60:420])[1]
-    assert len(columns) > 100
-    assert columns.mean() < 320  # where the first frame was
-    assert painter._pictures["histogram"].aside == "line: step 0"
-
-
-@pytest.mark.slow
-def test_line_of_the_first_frame_leaves_room_for_the_bars():
-    rng = np.random.default_rng(0)
-    for narrow, within in ((0.8, True), (0.05, False)):
-        painter = Painter(Style(range=(-6, 6), mode="histogram"))
-        x = rng.standard_normal((3, 5, 500))
-        painter.draw(record(x * narrow))
-        for _ in range(40):  # until the axis has followed
-            frame = painter.draw(record(x))[..., :3]
-        bars = near(frame, painter.style.colors.accent, 4)
-        height = np.ptp(np.nonzero(bars.any(axis=1))[0])
-        line = near(frame, painter.style.colors.dim, 4)[64:420, 80:620]
-        assert line.any()
-        assert line[0].sum() < 20  # it does not run along the upper edge
-        assert (height > 250) == within
-        assert height > 190

@@ -18,14 +18,13 @@ def clouds(shift=0.0, rows=60, features=12):
     return x
 
 
-def points(mode, *tensors, seed=0):
-    painter = Painter(Style(mode=mode, size=(320, 240), seed=seed))
+def points(mode, *tensors):
+    painter = Painter(Style(mode=mode, size=(320, 240)))
     found = []
     for step, x in enumerate(tensors):
         painter.draw(record(x, step=step))
         found.append(painter._pictures[mode]._points.copy())
-    picture = painter._pictures[mode]
-    return found, " · ".join(filter(None, (picture.note, picture.aside)))
+    return found, painter._pictures[mode].note
 
 
 @pytest.mark.slow
@@ -34,14 +33,13 @@ def test_keeps_the_axes_of_the_first_frame(mode, exact):
     from sklearn.decomposition import PCA
 
     first, second = clouds(), clouds(shift=1.0)
-    (a, b), note = points(mode, first, second)
+    (a, b), _ = points(mode, first, second)
     expected = PCA(2).fit(first)
     for found, x in ((a, first), (b, second)):
         wanted = expected.transform(x)
         for axis in (0, 1):
             sign = np.sign(found[:, axis] @ wanted[:, axis])
             assert found[:, axis] * sign == pytest.approx(wanted[:, axis], abs=exact)
-    assert note == "axes of step 0"
 
 
 def test_low_rank_axes_agree_with_exact_ones():
@@ -49,14 +47,13 @@ def test_low_rank_axes_agree_with_exact_ones():
     x = rng.standard_normal((300, 200)) * 0.1
     x += rng.standard_normal((300, 2)) * [5, 3] @ rng.standard_normal((2, 200))
     x -= x.mean(axis=0)
-    exact, quick = exact_axes(x), low_rank_axes(x, 0)
+    exact, quick = exact_axes(x), low_rank_axes(x)
     assert np.abs((exact * quick).sum(axis=0)) == pytest.approx([1, 1], abs=1e-6)
 
 
-def test_notes_new_axes_for_other_features():
-    found, note = points("pca", clouds(), clouds(features=7))
+def test_finds_new_axes_for_other_features():
+    found, _ = points("pca", clouds(), clouds(features=7))
     assert np.isfinite(found[1]).all()
-    assert note == "axes of step 1"
 
 
 def test_samples_large_tensors_deterministically():
@@ -65,8 +62,6 @@ def test_samples_large_tensors_deterministically():
     assert a.shape == (4000, 2)
     assert (a == b).all()
     assert "4,000 of 9,000 rows" in note
-    other, _ = points("pca", x, seed=1)
-    assert not (other[0] == a).all()
 
 
 def test_notes_rows_that_are_not_finite():
@@ -82,12 +77,11 @@ def test_notes_rows_that_are_not_finite():
 def test_tsne_points_do_not_jump():
     """For nearly the same tensor, a point ends much nearer to itself than to others."""
     first, second = clouds(), clouds() + 0.01 * np.random.default_rng(0).standard_normal((60, 12))
-    (a, b), note = points("tsne", first, second)
+    (a, b), _ = points("tsne", first, second)
     moved = np.linalg.norm(a - b, axis=1)
     assert np.median(moved) < 0.2 * np.ptp(a, axis=0).max()
     halves = np.linalg.norm(b[:30].mean(0) - b[30:].mean(0))
     assert halves > b[:30].std()  # both clouds stay apart
-    assert note == "t-SNE"
     (again,), _ = points("tsne", first)
     assert (again == a).all()  # a fixed seed
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensortap import TensortapError
-from tensortap.films.scales import RangeFollower, cell_ticks, ticks
+from tensortap.films.style import RangeFollower, cell_ticks, ticks
 from tensortap.viz.reals import nonempty
 
 finite = st.floats(allow_nan=False, allow_infinity=False)

@@ -15,7 +15,6 @@ from torch.utils.checkpoint import checkpoint
 
 import tensortap as tap
 from tensortap.pipeline.pipeline import pipeline
-from tensortap.record import Kind
 from tensortap.sources import watch_observer
 from tests.sources.notes import Notes
 
@@ -270,7 +269,7 @@ def test_disabled_watcher_starts_its_worker_when_enabled(watch, notes):
     model = nn.Linear(2, 2)
     watcher = watch({"fc": model}, enabled=False)
     model(torch.ones(1, 2))
-    assert watcher.pids == []
+    assert watcher.pid is None
     assert not watcher.alive
     watcher.enabled = True
     model(torch.ones(1, 2))
@@ -397,7 +396,7 @@ def test_several_watchers(watch, tmp_path, notes):
     with pytest.raises(tap.errors.NotFound, match="'watch', 'second'"):
         tap.watcher()
     assert tap.watcher("second") is second
-    assert tap.watch({"c": model[1]}, name="second") is second
+    tap.watcher("second").attach({"c": model[1]})
     model(torch.randn(1, 3))
     assert seen(first, notes).names == ["a"]
     assert seen(second, other_notes).names == ["b", "c"]
@@ -418,10 +417,8 @@ def test_several_watchers(watch, tmp_path, notes):
 @pytest.mark.usefixtures("no_errors")
 def test_attached_targets_have_their_own_options(watch, notes):
     model = small()
-    first = watch({"a": model[0]}, name="one")
-    assert tap.watch(
-        {"b": model}, name="one", what="both", transform=lambda t: t.sum(), include=r"b\.2"
-    ) is first  # fmt: skip
+    first = watch({"a": model[0]})
+    first.attach({"b": model}, what="both", transform=lambda t: t.sum(), include=r"b\.2")
     first.attach({"c": model[2]}, what="gradients")
     first.message = "epoch 3"
     model(torch.randn(1, 3)).sum().backward()
@@ -432,33 +429,11 @@ def test_attached_targets_have_their_own_options(watch, notes):
     assert found["b.2", "Gradient"]["shape"] == []
     assert found["c", "Gradient"]["shape"] != []
     assert {r["tags"]["message"] for r in found.values()} == {"epoch 3"}
-    for wrong in ({"rate": 5}, {"keep": True}, {"ranks": "all"}, {"processes": 2}):
-        with pytest.raises(TypeError, match="'one' is already running"):
-            tap.watch({"d": model[1]}, name="one", **wrong)
     with pytest.raises(ValueError, match="'gradients' or 'both', got 'all'"):
         first.attach({"d": model[1]}, what="all")
     first.enabled = False
     model(torch.randn(1, 3)).sum().backward()
     assert len(seen(first, notes).records) == 4
-
-
-def test_several_processes_share_the_names(watch, notes):
-    watcher = watch(processes=2)
-    for _ in range(3):
-        for i in range(12):
-            watcher.catch(float(i), f"name{i}")
-    found = seen(watcher, notes)
-    assert len(found.records) == 36
-    by_name = {}
-    for record in found.records:
-        by_name.setdefault(record["name"], set()).add(record["pid"])
-    assert all(len(pids) == 1 for pids in by_name.values())  # one worker per name
-    assert set.union(*by_name.values()) == set(watcher.pids)
-    # round robin
-    first = [name for name, pids in by_name.items() if pids == {watcher.pids[0]}]
-    assert sorted(first) == sorted(f"name{i}" for i in range(0, 12, 2))
-    watcher.close()
-    assert sorted(notes.closed) == sorted(watcher.pids)
 
 
 # -- ranks and devices -----------------------------------------------------------------------
@@ -473,7 +448,7 @@ def test_selected_ranks_watch(watch, notes, monkeypatch, ranks, rank, watches):
     model = nn.Linear(2, 2)
     watcher = watch({"fc": model}, ranks=ranks)
     model(torch.ones(1, 2))
-    assert bool(watcher.pids) == watches  # otherwise there is not even a process
+    assert (watcher.pid is not None) == watches  # otherwise there is not even a process
     assert [r["rank"] for r in seen(watcher, notes).records] == [int(rank)] * watches
 
 
@@ -501,22 +476,7 @@ def test_one_replica_of_data_parallel_is_watched(watch, notes):
     assert {r["tags"]["device"] for r in found.records} == {"cpu"}
 
 
-# -- with a run, and with a live session -----------------------------------------------------
-
-
-def test_keep_writes_records_to_the_run(watch, notes, open_run):
-    model = small()
-    loose, kept = watch({"loose": model[0]}), watch({"kept": model[2]}, keep=True, what="both")
-    model(torch.randn(2, 3)).sum().backward()
-    assert seen(loose, notes)
-    assert seen(kept, notes)
-    tap.finish()
-    run = tap.open(open_run)
-    found = [(r.name, r.kind) for r in run.records() if r.kind is not Kind.ALERT]
-    assert found == [("kept", Kind.ACTIVATION), ("kept", Kind.GRADIENT)]
-    assert run.get("kept", kind="Activation").tolist() == notes.of("kept", "Activation")[0]["value"]
-    model(torch.randn(2, 3))  # without an open run, only the worker gets it
-    assert len(seen(kept, notes).of("kept", "Activation")) == 2
+# -- with a live session -----------------------------------------------------
 
 
 def test_worker_needs_no_key_file(watch, notes):
@@ -784,7 +744,7 @@ def test_disabled_capturing_starts_no_worker(watch):
     tap.disable()
     try:
         watcher = watch(nn.Linear(2, 2))
-        assert watcher.pids == []
+        assert watcher.pid is None
         with pytest.raises(tap.TensortapError, match="start_method='fork'"):
             tap.watch(on_record=lambda record: None)  # errors are raised nevertheless
     finally:

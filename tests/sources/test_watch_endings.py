@@ -77,8 +77,8 @@ if __name__ == "__main__":
         watcher.catch(np.full(5000, float(i)), "x")  # large enough for the arena
 """
 FLUSHED = """
-    assert watcher._workers[0].queue.flush(60)  # sent, not yet processed
-    print(watcher.pids[0])
+    assert watcher._worker.queue.flush(60)  # sent, not yet processed
+    print(watcher.pid)
     time.sleep(1000)
 """
 
@@ -110,7 +110,7 @@ def test_ctrl_c_reaches_all_processes_and_records_are_complete(programs, notes):
 
 
 def test_ctrl_c_while_the_worker_starts(programs, notes):
-    process = programs(HEAD + "    print(watcher.pids[0])\n    time.sleep(1000)")
+    process = programs(HEAD + "    print(watcher.pid)\n    time.sleep(1000)")
     assert process.stdout.readline()
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=100)
@@ -120,7 +120,7 @@ def test_ctrl_c_while_the_worker_starts(programs, notes):
 
 @pytest.mark.parametrize(
     ("method", "number"),
-    [("spawn", signal.SIGKILL), ("fork", signal.SIGTERM), ("forkserver", signal.SIGKILL)],
+    [("spawn", signal.SIGKILL), ("fork", signal.SIGTERM)],
 )
 def test_killed_program_leaves_no_worker_and_no_torn_file(programs, notes, method, number):
     before = set(os.listdir("/dev/shm"))
@@ -158,7 +158,7 @@ def test_hanging_worker_of_a_killed_program_exits_within_its_timeout(programs, n
             watcher = tap.watch(None, Trouble(os.environ["NOTES"]), rate=None, timeout=4.0)
             watcher.catch(1.0, "fine")
             watcher.catch(1.0, "hangs")
-            print(watcher.pids[0])
+            print(watcher.pid)
             time.sleep(1000)
     """)
     worker = int(process.stdout.readline())
@@ -206,15 +206,9 @@ def test_child_of_multiprocessing_waits_for_its_worker(programs, notes):
 
 def test_daemon_finishes_after_the_program(programs, notes, tmp_path):
     process = programs("""
-        import os, time
+        import os
         import tensortap as tap
-        from tests.sources.notes import Notes
-
-        class Patient(Notes):
-            def __call__(self, record):
-                while not os.path.exists("go"):
-                    time.sleep(0.02)
-                super().__call__(record)
+        from tests.sources.notes import Patient
 
         if __name__ == "__main__":
             for method in ("spawn", "fork"):
@@ -234,132 +228,56 @@ def test_daemon_finishes_after_the_program(programs, notes, tmp_path):
 
 # -- the main module -------------------------------------------------------------------------
 
-SCRIPT = """
-import os
-import tensortap as tap
-from tests.sources.notes import Notes
 
-notes = Notes(os.environ["NOTES"])
+def test_script_without_a_guard_runs_once(programs, notes):
+    process = programs("""
+        import os
+        import tensortap as tap
+        from tests.sources.notes import Notes
 
-def mine(record):
-    notes(record)
-
-def the_end():
-    notes.close()
-
-notes.write(run=__name__)
-watcher = tap.watch(None, on_record=mine, on_close=the_end, rate=None)
-watcher.catch(1.0, "x")
-watcher.close()
-notes.write(trained=os.getpid())
-"""
-
-
-@pytest.mark.parametrize(
-    ("how", "init", "runs"),
-    [
-        # the worker reads the script up to the first tap.init or tap.watch
-        ((), "", ["__main__", "__mp_main__"]),
-        (("-m", "train"), "tap.init('runs')\n", ["__main__"]),
-    ],
-)
-def test_script_without_a_guard_trains_once(programs, notes, tmp_path, how, init, runs):
-    process = programs(SCRIPT.replace("notes.write(run", f"{init}notes.write(run"), *how)
+        notes = Notes(os.environ["NOTES"])
+        notes.write(run=__name__)
+        with tap.watch(None, notes, rate=None) as watcher:
+            watcher.catch(1.0, "x")
+    """)
     _, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
     assert [r["value"] for r in notes.records] == [1.0]
-    assert len(notes.closed) == 1
-    assert [line["trained"] for line in notes.all if "trained" in line] == [process.pid]
-    assert [line["run"] for line in notes.all if "run" in line] == runs
-    assert len(list(tmp_path.glob("runs/*"))) == bool(init)
-
-
-def test_script_is_not_read_if_the_worker_needs_nothing_from_it(programs, notes):
-    process = programs(SCRIPT.replace("on_record=mine, on_close=the_end", "recorder=notes"))
-    _, err = process.communicate(timeout=100)
-    assert process.returncode == 0, err
     assert [line["run"] for line in notes.all if "run" in line] == ["__main__"]
     assert len(notes.closed) == 1
 
 
-@pytest.mark.parametrize("how", [(), ("-m", "train")])
-def test_function_of_a_script_in_a_spawned_process(programs, notes, how):
-    process = programs("""
-        import multiprocessing, os
-        import tensortap as tap
-        from tests.sources.notes import Notes
+FUNCTION_OF_THE_MAIN_MODULE = """
+import multiprocessing, os
+import tensortap as tap
+from tests.sources.notes import Notes
 
-        def mine(record):
-            Notes(os.environ["NOTES"])(record)
+def mine(record):
+    Notes(os.environ["NOTES"])(record)
 
-        def train():
-            with tap.watch(None, on_record=mine, rate=None) as watcher:
-                watcher.catch(1.0, "x")
+def train():
+    try:
+        tap.watch(None, mine)
+    except tap.TensortapError as error:
+        print(error)
+    with tap.watch(None, mine, rate=None, start_method="fork") as watcher:
+        watcher.catch(1.0, "x")
 
-        if __name__ == "__main__":
-            process = multiprocessing.get_context("spawn").Process(target=train)
-            process.start()
-            process.join()
-    """, *how)  # fmt: skip
-    _, err = process.communicate(timeout=100)
+if __name__ == "__main__":
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["train()", "p = multiprocessing.get_context('spawn').Process(target=train)\n    p.start()"],
+)
+def test_function_of_the_main_module_needs_fork(programs, notes, call):
+    process = programs(f"{FUNCTION_OF_THE_MAIN_MODULE}    {call}")
+    out, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
+    assert "mine is defined in the main module" in out, err
+    assert "put it into a module of its own, or use start_method='fork'" in out
     assert [r["value"] for r in notes.records] == [1.0], err
-
-
-def test_function_of_a_script_under_torch_spawn(programs, notes):
-    process = programs("""
-        import os
-        import torch
-        import torch.multiprocessing as mp
-        import tensortap as tap
-        from tests.sources.notes import Notes
-
-        def rec(r):
-            Notes(os.environ["NOTES"])(r)
-
-        def train(rank):
-            m = torch.nn.Linear(3, 2)
-            tap.watch({"m": m}, on_record=rec, rate=None)
-            for _ in range(5):
-                m(torch.full((1, 3), float(rank))).sum().backward()
-
-        if __name__ == "__main__":
-            mp.spawn(train, nprocs=2)
-            print("trained")
-    """)
-    out, err = process.communicate(timeout=100)
-    assert (process.returncode, out) == (0, "trained\n"), err
-    assert "Error" not in err
-    assert [r["name"] for r in notes.records] == ["m"] * 10, err
-
-
-def test_reports_a_function_that_is_defined_too_late_in_a_script(programs, notes):
-    late = SCRIPT.replace("def mine", "tap.init('runs')\n\ndef mine")
-    process = programs(late)
-    _, err = process.communicate(timeout=100)
-    assert process.returncode == 0, err  # training continued
-    assert "define on_record above it" in err
-    assert [line["trained"] for line in notes.all if "trained" in line] == [process.pid]
-
-
-def test_error_for_functions_of_an_interactive_session(programs, notes):
-    process = programs("", "-c", textwrap.dedent("""
-        import tensortap as tap
-        def mine(record): pass
-        try:
-            tap.watch(None, mine)
-        except tap.TensortapError as error:
-            print(error)
-    """))  # fmt: skip
-    out, err = process.communicate(timeout=100)
-    assert "put them into a module, or use start_method='fork'" in out, err
-
-
-def test_forkserver_reports_a_missing_guard(programs, notes):
-    process = programs(SCRIPT.replace("rate=None", "rate=None, start_method='forkserver'"))
-    _, err = process.communicate(timeout=100)
-    assert "if __name__ == '__main__'" in err
-    assert len([line for line in notes.all if "trained" in line]) == 1
 
 
 # -- films -----------------------------------------------------------------------------------
@@ -384,7 +302,7 @@ def frames(path):
 
 
 def test_film_is_complete_when_the_program_is_killed(programs, tmp_path):
-    ending = "    print(watcher._workers[0].queue.flush(60))\n    time.sleep(1000)"
+    ending = "    print(watcher._worker.queue.flush(60))\n    time.sleep(1000)"
     process = programs(FILMS + ending)
     assert process.stdout.readline() == "True\n"
     process.kill()
@@ -396,9 +314,7 @@ def test_film_is_complete_when_the_program_is_killed(programs, tmp_path):
 
 
 def test_film_of_a_killed_worker_plays(programs, tmp_path):
-    process = programs(
-        FILMS + "    print(watcher.flush(60), watcher.pids[0])\n    time.sleep(1000)"
-    )
+    process = programs(FILMS + "    print(watcher.flush(60), watcher.pid)\n    time.sleep(1000)")
     done, worker = process.stdout.readline().split()
     assert done == "True"
     os.kill(int(worker), signal.SIGKILL)

@@ -123,7 +123,7 @@ class Run(Values):
 
     @checked
     def film(self, name: str, target: str | Path, **options: Any) -> int:
-        """Make a film of a name: ``.mp4``, ``.gif`` or a folder; return the number of frames.
+        """Make a film of a name: ``.mp4`` or ``.gif``; return the number of frames.
 
         `options` are ``mode``, ``size``, ``fps``, ``rank``, ``kind``, ``steps`` and the style
         options of a `tap.Recorder`.

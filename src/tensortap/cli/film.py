@@ -15,7 +15,7 @@ from tensortap.select import parse_steps
 def film(
     run: str = typer.Argument(..., help="Folder or URL of a run."),
     name: str = typer.Argument(..., help="Name of a record."),
-    target: Path = typer.Argument(..., help="out.mp4, out.gif, or a folder for PNG frames."),
+    target: Path = typer.Argument(..., help="out.mp4 or out.gif."),
     mode: str = typer.Option(
         "auto", help="auto, image, surface, histogram, pca, pca_lowrank, tsne or grid."
     ),
@@ -26,17 +26,9 @@ def film(
         help="follow, exact, fixed, or two numbers: --range=-1,1",
     ),
     colormap: str = typer.Option("auto", help="aurora, ember, grey, polar or slate."),
-    symmetric: bool | None = typer.Option(
-        None, "--symmetric/--no-symmetric",
-        help="Put zero in the middle of the colors. Default: if both signs occur.",
-    ),
     theme: str = typer.Option("dark", help="dark or light."),
     legend_color: str | None = typer.Option(
         None, metavar="COLOR", help="Color of the text: '#rrggbb', or a name like orange."
-    ),
-    seed: int = typer.Option(0, help="Seed for sampled rows and t-SNE."),
-    format: str | None = typer.Option(  # noqa: A002  the usual name
-        None, help="mp4, gif or png. Default: by the suffix of the target."
     ),
     rank: int | None = typer.Option(None, help="Rank. Default: the lowest."),
     kind: str | None = typer.Option(None, help="Weight, Gradient, …, if there are several."),
@@ -51,9 +43,8 @@ def film(
     with progress_bar("filming") as progress:
         frames = make(
             RunReader(run), name, target, rank=rank, kind=kind, steps=parse_steps(steps),
-            fps=fps, format=format, progress=progress, mode=mode, size=_size(size),
-            range=_range(colors), colormap=colormap, symmetric=symmetric, theme=theme,
-            legend_color=legend_color, seed=seed,
+            fps=fps, progress=progress, mode=mode, size=_size(size), range=_range(colors),
+            colormap=colormap, theme=theme, legend_color=legend_color,
         )  # fmt: skip
     message(f"wrote {frames:,} frames to {target}")
 

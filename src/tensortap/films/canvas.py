@@ -69,26 +69,12 @@ class Canvas:
         under[:] = under + (np.array(color, np.float32) - under) * share + np.float32(0.5)
 
     def text(
-        self,
-        x: float,
-        y: float,
-        text: str,
-        size: int,
-        color: Rgb,
-        align: str = "left",
-        *,
-        moving: bool = False,
+        self, x: float, y: float, text: str, size: int, color: Rgb, align: str = "left"
     ) -> int:
-        """Write a line of text whose middle is at height `y`; return its width.
+        """Write a line of text on the plain background, its middle at height `y`; return its width.
 
-        `moving` is for text that changes with every frame, on the plain background: all digits
-        have the same width, and letters are copied from kept pixels.
+        All digits have the same width, so that a number does not move when it changes.
         """
-        if not moving:
-            mask = _still_mask(text, size)
-            width = int(mask.shape[1])
-            self.stamp(mask, round(x - _ALIGN[align] * width), round(y - mask.shape[0] / 2), color)
-            return width
         pixels = [_letter_pixels(c, size, color, self.background) for c in text or " "]
         line = np.concatenate(pixels, axis=1)
         height, width = line.shape
@@ -100,7 +86,7 @@ class Canvas:
     def badge(self, x: float, y: float, text: str, size: int, color: Rgb) -> int:
         """Write text on a colored pill that ends at `x`; return its width."""
         mask = np.concatenate([_letter_mask(letter, size) for letter in text or " "], axis=1)
-        width, height = badge_width(text, size), round(size * 1.55)
+        width, height = int(mask.shape[1]) + size, round(size * 1.55)
         left, top = round(x) - width, round(y - height / 2)
         self.stamp(_pill(width, height), left, top, color)
         bright = 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2]
@@ -140,32 +126,19 @@ class Canvas:
                     self.bytes[row + dy, column + dx, :3] = mixed.astype(np.uint8)
 
 
-@functools.cache
-def _font(size: int) -> Any:
-    return ImageFont.load_default(size)
-
-
-def _text_mask(text: str, size: int) -> Mask:
-    """Draw a text as a mask whose height does not depend on its letters."""
-    image = Image.new("L", (text_width(text, size), round(size * 1.3)))
-    ImageDraw.Draw(image).text((0, size * 0.98), text, fill=255, font=_font(size), anchor="ls")
-    return np.asarray(image)
-
-
-_still_mask = functools.lru_cache(maxsize=2048)(_text_mask)
-
-
-@functools.cache
-def _digit_width(size: int) -> int:
-    return max(text_width(digit, size) for digit in _DIGITS)
+_font = functools.cache(ImageFont.load_default)
 
 
 @functools.lru_cache(maxsize=2048)
 def _letter_mask(letter: str, size: int) -> Mask:
-    """Draw a letter as a mask; all digits have the same width."""
-    mask = _text_mask(letter, size)
-    padding = max(0, _digit_width(size) - mask.shape[1]) if letter in _DIGITS else 0
-    return np.pad(mask, ((0, 0), (padding // 2, padding - padding // 2)))
+    """Draw a letter as a mask whose height does not depend on it; digits have the same width."""
+    font = _font(size)
+    alike = _DIGITS if letter in _DIGITS else letter
+    width = max(1, *(round(font.getlength(each)) for each in alike))
+    image = Image.new("L", (width, round(size * 1.3)))
+    at = ((width - font.getlength(letter)) // 2, size * 0.98)
+    ImageDraw.Draw(image).text(at, letter, fill=255, font=font, anchor="ls")
+    return np.asarray(image)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -175,20 +148,9 @@ def _letter_pixels(letter: str, size: int, color: Rgb, background: Rgb) -> NDArr
     return packed(np.rint(mixed).astype(np.uint8))
 
 
-@functools.lru_cache(maxsize=2048)
 def text_width(text: str, size: int) -> int:
     """Return the width of a text in pixels."""
-    return max(1, round(float(_font(size).getlength(text))))
-
-
-def moving_width(text: str, size: int) -> int:
-    """Return the width of a text that changes from frame to frame."""
     return sum(int(_letter_mask(letter, size).shape[1]) for letter in text)
-
-
-def badge_width(text: str, size: int) -> int:
-    """Return the width of a badge."""
-    return moving_width(text or " ", size) + size
 
 
 def fitted(text: str, size: int, width: float) -> str:

@@ -13,7 +13,7 @@ from tensortap.arguments import checked
 from tensortap.errors import NotFound, TensortapError
 from tensortap.films.frames import Painter
 from tensortap.films.style import Style
-from tensortap.films.video import check_format, check_fps, create, film_size
+from tensortap.films.video import FORMATS, VideoWriter, check_fps, film_size
 from tensortap.frameworks.snapshot import borrow
 from tensortap.readers.reader import Reader, find_all
 from tensortap.readers.run import RunReader
@@ -33,17 +33,18 @@ def film(
     kind: Kind | str | None = None,
     steps: tuple[int | None, int | None] | None = None,
     fps: float = 20,
-    format: str | None = None,  # noqa: A002  the word that people expect
     progress: Progress | None = None,
     **style: Any,
 ) -> int:
     """Make a film of all records of a name, oldest first; return the number of frames.
 
     `rank` is by default the lowest one. The suffix of `target` gives the format: ``.mp4`` or
-    ``.gif``; PNG frames go into a folder of that name. `style` is as for a `Recorder`.
+    ``.gif``. `style` is as for a `Recorder`.
     """
     target = Path(target)
-    form = format_of(target) if format is None else check_format(format)
+    form = target.suffix.lower().removeprefix(".")
+    if form not in FORMATS:
+        raise TensortapError(f"{target}: a film is .mp4 or .gif")
     fps = check_fps(fps)
     chosen = Style(**style)
     chosen = dataclasses.replace(chosen, size=film_size(chosen.size, form))
@@ -56,7 +57,7 @@ def film(
         for done, head in enumerate(heads, start=1):
             frame = painter.draw(_load(reader, head))
             if writer is None:  # the first frame chooses the palette
-                writer = create(target, form, chosen.size, fps, painter.palette())
+                writer = VideoWriter(target, form, chosen.size, fps, painter.palette())
             writer.write(frame)
             if progress is not None:
                 progress(done, len(heads))
@@ -73,20 +74,6 @@ def _load(reader: Reader, head: Record) -> Record:
     if file is None or not isinstance(reader, RunReader):
         return record
     return msgspec.structs.replace(record, value=borrow(load_file(reader.file(file))))
-
-
-def format_of(target: Path) -> str:
-    """Return the format that the suffix of a file means.
-
-    >>> format_of(Path("a.mp4")), format_of(Path("a.gif")), format_of(Path("frames"))
-    ('mp4', 'gif', 'png')
-    """
-    suffix = target.suffix.lower()
-    if suffix in (".mp4", ".gif"):
-        return suffix[1:]
-    if suffix in ("", ".png"):
-        return "png"
-    raise TensortapError(f"{target}: a film is .mp4 or .gif, or a folder of PNG frames")
 
 
 def records_of(

@@ -8,12 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.films.canvas import Canvas, fitted
-from tensortap.films.curve import CurvePicture
-from tensortap.films.grid import GridPicture, tile_shape
-from tensortap.films.histogram import HistogramPicture
-from tensortap.films.image import ImagePicture
+from tensortap.films.images import GridPicture, ImagePicture, tile_shape
 from tensortap.films.legend import draw_heading, draw_statistics
 from tensortap.films.picture import FrameContent, Picture
+from tensortap.films.plots import CurvePicture, HistogramPicture
 from tensortap.films.projections import ProjectionPicture, point_shape
 from tensortap.films.style import FrameLayout, Style
 from tensortap.films.surface import BRIGHTEST, DARKEST, SurfacePicture
@@ -30,11 +28,10 @@ class MessagePicture(Picture):
         if content.dtype:
             is_empty = not math.prod(content.shape)
             reason = "empty" if is_empty else f"{content.dtype} does not hold numbers"
-        if self._layout.header:
-            box, size = self._layout.room, self._layout.title
-            x, y = (box.left + box.right) / 2, (box.top + box.bottom) / 2
-            text = fitted(reason, size, box.width)
-            canvas.text(x, y, text, size, self._layout.colors.dim, "middle")
+        box, size = self._layout.room, self._layout.title
+        x, y = (box.left + box.right) / 2, (box.top + box.bottom) / 2
+        text = fitted(reason, size, box.width)
+        canvas.text(x, y, text, size, self._layout.colors.dim, "middle")
 
 
 _PICTURES: dict[str, type[Picture]] = {
@@ -106,12 +103,12 @@ class Painter:
         key = picture.prepare(content)
         note = " · ".join(filter(None, (reason, picture.note)))
         whole_key = (
-            mode, note, picture.aside, key, record.name, record.kind, content.dtype, content.shape,
+            mode, note, key, record.name, record.kind, content.dtype, content.shape,
             record.rank, record.world_size, content.device, content.message,
         )  # fmt: skip
         if whole_key != self._still_key:
             self._still.fill(0, 0, *self.style.size, self.style.colors.background)
-            draw_heading(self._still, self._layout, content, note, picture.aside)
+            draw_heading(self._still, self._layout, content, note)
             picture.draw_still(self._still, content)
             self._still_key = whole_key
         self._canvas.pixels[:] = self._still.pixels

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.films.canvas import Canvas
-from tensortap.films.scales import RangeFollower
-from tensortap.films.style import FrameLayout, Style
+from tensortap.films.style import FrameLayout, RangeFollower, Style
 from tensortap.frameworks.view import as_numpy
 from tensortap.readers.reader import value_of
 from tensortap.record import Number, Record, Summary, TensorData
@@ -84,10 +83,10 @@ def _array(value: Any) -> tuple[NDArray[Any] | None, str, tuple[int, ...]]:
 class Picture:
     """One way to draw tensors, with its state from frame to frame.
 
-    `note` tells in the heading what is left out; `aside` goes there if there is room.
+    `note` tells in the heading what is left out.
     """
 
-    note = aside = ""
+    note = ""
 
     def __init__(self, style: Style, layout: FrameLayout) -> None:
         self._style, self._layout = style, layout
@@ -105,17 +104,16 @@ class Picture:
 class ColorScale:
     """The range and the colors of a film, frame by frame.
 
-    Once both signs have occurred, the range is symmetric and the map diverging, unless the style
-    says otherwise.
+    Once both signs have occurred, the range is symmetric and the map diverging. A range that the
+    style gives as two numbers stays.
     """
 
     def __init__(self, style: Style) -> None:
         self._style = style
-        self._follower = RangeFollower(style.range)
-        self._decides = style.symmetric is None and isinstance(style.range, str)
-        self.symmetric = bool(style.symmetric)
-        if style.symmetric is None and not isinstance(style.range, str):
-            self.symmetric = style.range[0] == -style.range[1]
+        rule = style.range
+        self._follower = RangeFollower(rule)
+        self._decides = isinstance(rule, str)
+        self.symmetric = not isinstance(rule, str) and rule[0] == -rule[1]
         self.limits: Range = (0.0, 1.0)
         self._choose_colors()
 

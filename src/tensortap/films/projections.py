@@ -17,8 +17,16 @@ from tensortap.errors import MissingExtra
 from tensortap.films.canvas import Canvas
 from tensortap.films.legend import draw_bar_ticks, draw_color_bar, draw_plot_axes, short_count
 from tensortap.films.picture import FrameContent, Picture
-from tensortap.films.scales import RangeFollower, as_shares, cell_ticks, ticks
-from tensortap.films.style import Box, FrameLayout, Style
+from tensortap.films.style import (
+    SEED,
+    Box,
+    FrameLayout,
+    RangeFollower,
+    Style,
+    as_shares,
+    cell_ticks,
+    ticks,
+)
 from tensortap.viz.colors import SEQUENTIAL, STEPS, color_table, packed
 from tensortap.viz.reals import reals
 
@@ -50,7 +58,7 @@ class ProjectionPicture(Picture):
     def __init__(self, style: Style, layout: FrameLayout) -> None:
         super().__init__(style, layout)
         self._axes: FixedAxes | None = None
-        self._similarity = Similarity(style.seed)
+        self._similarity = Similarity()
         self._followers = RangeFollower("follow"), RangeFollower("follow")
         table = color_table(style.colormap if style.colormap != "auto" else SEQUENTIAL)
         # without the end that is too close to the background
@@ -65,46 +73,43 @@ class ProjectionPicture(Picture):
         shape = point_shape(content.inner)
         assert shape is not None
         count, features = shape
-        rng = np.random.default_rng(self._style.seed)
+        rng = np.random.default_rng(SEED)
         rows = _sample(rng, count, _MAX_ROWS[self._style.mode])
         columns = _sample(rng, features, _MAX_FEATURES)
         data = reals(content.reshaped(shape)[rows][:, columns]).astype(np.float64)
         finite = np.asarray(np.isfinite(data).all(axis=1))
-        notes, asides = [], []
+        notes = []
         if len(rows) < count:
             notes.append(f"{len(rows):,} of {count:,} rows")
         if len(columns) < features:
             notes.append(f"{len(columns):,} of {features:,} features")
         bad = len(rows) - int(finite.sum())
         if bad:
-            asides.append(f"{bad:,} {'row' if bad == 1 else 'rows'} not finite")
+            notes.append(f"{bad:,} {'row' if bad == 1 else 'rows'} not finite")
         self._points = np.full((len(rows), 2), np.nan)
         if len(rows) - bad >= 3:
-            self._points[finite], words = self._project(data, finite, shape, content.record.step)
-            asides.append(words)
+            self._points[finite] = self._project(data, finite, shape)
         self._count = count
         self._colors = self._table[np.rint(rows / max(1, count - 1) * (STEPS - 1)).astype(int)]
-        self.note, self.aside = " · ".join(notes), " · ".join(asides)
+        self.note = " · ".join(notes)
 
     def _project(
-        self, data: NDArray[Any], finite: NDArray[np.bool_], shape: tuple[int, int], step: int
-    ) -> tuple[NDArray[Any], str]:
+        self, data: NDArray[Any], finite: NDArray[np.bool_], shape: tuple[int, int]
+    ) -> NDArray[Any]:
         used = data[finite]
         scale = float(np.abs(used).max()) or 1.0
         used = used / scale  # squares stay within float64
         if self._style.mode == "tsne":
-            return self._similarity.points(used, finite, shape), "t-SNE"
+            return self._similarity.points(used, finite, shape)
         if self._axes is None or self._axes.features != shape[1]:
             exact = self._style.mode == "pca" and used.shape[1] <= _MAX_EXACT
-            self._axes = FixedAxes(used, scale, shape[1], step, exact, self._style.seed)
+            self._axes = FixedAxes(used, scale, shape[1], exact)
             self._followers = RangeFollower("follow"), RangeFollower("follow")
-        return self._axes.points(used, scale), f"axes of step {self._axes.step:,}"
+        return self._axes.points(used, scale)
 
     def draw_still(self, canvas: Canvas, content: FrameContent) -> None:
         """Draw the color bar of the rows; both axes move."""
         layout, room = self._layout, self._layout.room
-        if not layout.header:
-            return
         down = round(layout.small * 1.6)
         beside = Box(room.left, room.top + down, room.right, room.bottom - layout.small - 9)
         bar = draw_color_bar(canvas, layout, beside, packed(self._table))
@@ -151,13 +156,11 @@ def _sample(rng: np.random.Generator, count: int, most: int) -> NDArray[np.int64
 class FixedAxes:
     """The two axes along which the points of one frame are spread most."""
 
-    def __init__(
-        self, data: NDArray[Any], scale: float, features: int, step: int, exact: bool, seed: int
-    ) -> None:
-        self.features, self.step = features, step
+    def __init__(self, data: NDArray[Any], scale: float, features: int, exact: bool) -> None:
+        self.features = features
         mean = data.mean(axis=0)
         self._mean = mean * scale
-        self._axes = exact_axes(data - mean) if exact else low_rank_axes(data - mean, seed)
+        self._axes = exact_axes(data - mean) if exact else low_rank_axes(data - mean)
 
     def points(self, data: NDArray[Any], scale: float) -> NDArray[Any]:
         """Project scaled data."""
@@ -171,10 +174,10 @@ def exact_axes(centered: NDArray[Any]) -> NDArray[Any]:
     return _with_fixed_signs(vectors[:, [-1, -2]])
 
 
-def low_rank_axes(centered: NDArray[Any], seed: int) -> NDArray[Any]:
+def low_rank_axes(centered: NDArray[Any]) -> NDArray[Any]:
     """Approximate the two main axes by power iterations, for many features."""
     features = centered.shape[1]
-    basis = np.random.default_rng(seed).standard_normal((features, min(_RANK, features)))
+    basis = np.random.default_rng(SEED).standard_normal((features, min(_RANK, features)))
     for _ in range(4):
         basis = np.linalg.qr(centered.T @ (centered @ basis))[0]
     _, _, vectors = np.linalg.svd(centered @ basis, full_matrices=False)
@@ -190,8 +193,7 @@ def _with_fixed_signs(axes: NDArray[Any]) -> NDArray[Any]:
 class Similarity:
     """t-SNE that starts from the points of the last frame."""
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    def __init__(self) -> None:
         self._last: tuple[tuple[int, int], NDArray[Any]] | None = None
 
     def points(
@@ -204,7 +206,7 @@ class Similarity:
             points = self._solve(data, self._last[1][finite], again=True)
         else:
             centered = data - data.mean(axis=0)
-            start = centered @ low_rank_axes(centered, self._seed)
+            start = centered @ low_rank_axes(centered)
             points = self._solve(data, start / (start[:, 0].std() or 1.0) * 1e-4, again=False)
         kept = np.zeros((len(finite), 2))
         kept[finite] = points
@@ -225,7 +227,7 @@ class Similarity:
             perplexity=min(30.0, max(2.0, (len(data) - 1) / 3)),
             early_exaggeration=1.0 if again else 12.0,  # no new explosion of known points
             learning_rate="auto",
-            random_state=self._seed,
+            random_state=SEED,
             **{rounds: 250 if again else 500},
         )
         # one thread: the processors belong to training, and waiting threads are slow

@@ -1,8 +1,8 @@
 """The recorder: one film per name.
 
 Until its first record a `Recorder` is only settings. It can be pickled, so that it can be created
-in one process and film in another. The number of open films is bounded; a film that has long been
-idle makes room for a new one.
+in one process and film in another. The number of films is bounded, because each takes memory until
+it is closed.
 """
 
 from __future__ import annotations
@@ -12,20 +12,17 @@ import itertools
 import logging
 import re
 import weakref
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tensortap.arguments import check_path
-from tensortap.films.style import Style, check_count
-from tensortap.films.video import FilmError, VideoWriter, check_format, check_fps, create, film_size
+from tensortap.arguments import check_choice, check_count, check_path
+from tensortap.films.style import Style
+from tensortap.films.video import FORMATS, FilmError, VideoWriter, check_fps, film_size
 from tensortap.record import Kind, Record
 from tensortap.runs.folders import file_name
 
 log = logging.getLogger("tensortap")
-
-_IDLE = 4  # rounds of all open films after which one that got no frame makes room
 
 
 class Recorder:
@@ -55,21 +52,20 @@ class Recorder:
         mode: str = "auto",
         colormap: str | Sequence[Any] = "auto",
         range: str | tuple[float, float] = "follow",  # noqa: A002  the word that people expect
-        symmetric: bool | None = None,
         theme: str = "dark",
         legend_color: str | Sequence[int] | None = None,
         max_frames: int | None = None,
         format: str = "mp4",  # noqa: A002  the word that people expect
-        seed: int = 0,
         open_films: int = 64,
     ) -> None:
         check_path("folder", folder)
-        self.format = check_format(format)
+        check_choice("format", format, FORMATS)
+        self.format = format
         self.fps = check_fps(fps)
         if max_frames is not None:
             check_count("max_frames", max_frames)
         check_count("open_films", open_films)
-        style = Style(size, mode, colormap, range, symmetric, theme, legend_color, seed)
+        style = Style(size, mode, colormap, range, theme, legend_color)
         self.style = dataclasses.replace(style, size=film_size(style.size, format))
         self.folder = Path(folder)
         self.max_frames, self.open_films = max_frames, open_films
@@ -83,8 +79,7 @@ class Recorder:
     def _reset(self) -> None:
         self.films: list[Path] = []  # every file that was started, in order
         self.dropped: dict[str, int] = {}  # name → frames dropped because of `open_films`
-        self._open: OrderedDict[object, Film] = OrderedDict()
-        self._drawn = 0
+        self._open: dict[object, Film] = {}
         # films are completed even if the program ends without closing them
         self._finalizer = weakref.finalize(self, _close_at_exit, self._open)
 
@@ -114,25 +109,14 @@ class Recorder:
         key = record.name, record.kind, record.rank, device
         film = self._open.get(key)
         if film is None:
-            if not self._make_room(record.name):
+            if len(self._open) >= self.open_films:
+                self._drop(record.name)
                 return
             stem = film_name(record.name, record.kind, record.rank, device)
             film = self._open[key] = Film(self, stem)
-        self._open.move_to_end(key)
-        self._drawn += 1
-        film.last_drawn = self._drawn
         film.draw(record)
 
-    def _make_room(self, name: str) -> bool:
-        """Close the film that is idle for longest, if necessary; return whether there is room."""
-        if len(self._open) < self.open_films:
-            return True
-        key, oldest = next(iter(self._open.items()))
-        if self._drawn - oldest.last_drawn >= _IDLE * self.open_films:
-            del self._open[key]
-            oldest.close()
-            return True
-        # closing a film that is still in use would give files of one frame each
+    def _drop(self, name: str) -> None:
         if not self.dropped:
             log.warning(
                 "tensortap: %r is not filmed, because %d films are open, which is the limit. Raise "
@@ -140,10 +124,6 @@ class Recorder:
                 "logged at the end", name, self.open_films,
             )  # fmt: skip
         self.dropped[name] = self.dropped.get(name, 0) + 1
-        return False
-
-    def flush(self) -> None:
-        """Do nothing: all frames but the last of each film are already on disk."""
 
     def close(self) -> None:
         """Complete all files; further records start new ones."""
@@ -158,11 +138,11 @@ class Recorder:
             raise errors[0]
 
 
-def _close_all(films: OrderedDict[object, Film]) -> list[FilmError]:
+def _close_all(films: dict[object, Film]) -> list[FilmError]:
     """Close all films, and return the errors."""
     errors = []
     while films:
-        _, film = films.popitem(last=False)
+        film = films.pop(next(iter(films)))
         try:
             film.close()
         except FilmError as error:
@@ -170,7 +150,7 @@ def _close_all(films: OrderedDict[object, Film]) -> list[FilmError]:
     return errors
 
 
-def _close_at_exit(films: OrderedDict[object, Film]) -> None:
+def _close_at_exit(films: dict[object, Film]) -> None:
     for error in _close_all(films):
         log.error("tensortap: %s", error)
 
@@ -185,7 +165,6 @@ class Film:
         self._stem = stem
         self._painter = Painter(recorder.style)
         self._writer: VideoWriter | None = None
-        self.last_drawn = 0
 
     def draw(self, record: Record) -> None:
         """Add the frame of a record."""
@@ -208,12 +187,13 @@ class Film:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FilmError(f"cannot create the folder {folder}: {error.strerror}") from None
-        suffix = "" if recorder.format == "png" else f".{recorder.format}"
         palette = self._painter.palette() if recorder.format == "gif" else None
         for number in itertools.count(1):
-            path = folder / f"{self._stem}{'' if number == 1 else f'-{number}'}{suffix}"
+            path = folder / f"{self._stem}{'' if number == 1 else f'-{number}'}.{recorder.format}"
             try:
-                writer = create(path, recorder.format, recorder.style.size, recorder.fps, palette)
+                writer = VideoWriter(
+                    path, recorder.format, recorder.style.size, recorder.fps, palette
+                )
             except FileExistsError:
                 continue
             recorder.films.append(path)

@@ -17,16 +17,14 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from tensortap.films.canvas import Canvas, text_width
-from tensortap.films.image import shrink_note
+from tensortap.films.images import shrink_note
 from tensortap.films.legend import draw_bar_ticks, draw_color_bar
 from tensortap.films.picture import ColorScale, FrameContent, Picture, color_indices
-from tensortap.films.scales import cell_ticks
-from tensortap.films.style import Box, FrameLayout, Style
+from tensortap.films.style import Box, FrameLayout, Style, cell_ticks
 from tensortap.viz.colors import NAN, Rgb, mixed, packed
 from tensortap.viz.reals import shares_of, shrink
 
 Array = NDArray[Any]
-
 
 _TURN = math.radians(30)
 _TILT = math.radians(34)
@@ -62,15 +60,13 @@ class SurfacePicture(Picture):
         """Draw the ground, the walls behind, and the color bar."""
         layout, box = self._layout, self._layout.room
         rows, columns = content.inner
-        room = box._replace(right=box.right - layout.bar_width)
-        if layout.header:  # room for the numbers beside the corners
-            small = layout.small
-            right = room.right - text_width(str(columns), small)
-            room = Box(room.left + small * 2, room.top, right, room.bottom - small * 2)
+        small = layout.small
+        # room for the numbers beside the corners
+        right = box.right - layout.bar_width - text_width(str(columns), small)
+        room = Box(box.left + small * 2, box.top, right, box.bottom - small * 2)
         self._view = SurfaceView(rows, columns, room)
         draw_scenery(canvas, self._view, layout.colors.panel, layout.colors.line)
-        if layout.header:
-            _draw_labels(canvas, layout, self._view)
+        _draw_labels(canvas, layout, self._view)
         high = round(room.height * 0.12)
         bar = Box(box.left, box.top + high, box.right, room.bottom - high // 2)
         self._bar = draw_color_bar(canvas, layout, bar, self.scale.pixels)

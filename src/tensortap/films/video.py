@@ -1,4 +1,4 @@
-"""Films on disk, written frame by frame: H.264 in MP4, GIF, or PNG files.
+"""Films on disk, written frame by frame: H.264 in MP4, or GIF.
 
 A film that is being written is a fragmented MP4 with one fragment per frame: if the program is
 killed, what is on disk still plays. When the film is closed it gets the index of a plain MP4, so
@@ -13,7 +13,7 @@ import io
 import numbers
 import os
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,7 @@ from tensortap.errors import MissingExtra, TensortapError
 
 Frame = NDArray[np.uint8]
 
-
-_FORMATS = ("mp4", "gif", "png")
+FORMATS = ("mp4", "gif")
 _MAX_FPS = 240.0
 _MAX_GIF_FPS = 50.0
 _KEY_SECONDS = 2.0  # between frames to which a player can jump
@@ -36,21 +35,6 @@ class FilmError(TensortapError):
     """A film cannot be written."""
 
 
-class VideoWriter(Protocol):
-    """Makes a film of RGBA frames."""
-
-    path: Path
-    frames: int
-
-    def write(self, frame: Frame) -> None:
-        """Add a frame."""
-        ...
-
-    def close(self) -> None:
-        """Complete the film; a second call does nothing."""
-        ...
-
-
 def need_av() -> Any:
     """Return PyAV, or raise MissingExtra."""
     try:
@@ -58,13 +42,6 @@ def need_av() -> Any:
     except ImportError:
         raise MissingExtra("films need PyAV: pip install 'tensortap[video]'") from None
     return av
-
-
-def check_format(form: str) -> str:
-    """Return the format, or raise if it is unknown."""
-    if form not in _FORMATS:
-        raise TensortapError(f"format must be one of {', '.join(_FORMATS)}; got {form!r}")
-    return form
 
 
 def check_fps(fps: Any) -> float:
@@ -88,20 +65,17 @@ def film_size(size: tuple[int, int], form: str) -> tuple[int, int]:
     return (width + width % 2, height + height % 2) if form == "mp4" else (width, height)
 
 
-def create(
-    path: Path, form: str, size: tuple[int, int], fps: float, palette: Frame | None = None
-) -> VideoWriter:
-    """Start a film; raise FileExistsError if the file exists."""
-    if form == "png":
-        return PngFolder(path)
-    return EncodedFilm(path, Mp4Codec(size, fps) if form == "mp4" else GifCodec(size, fps, palette))
+class VideoWriter:
+    """Makes a film of RGBA frames; raises FileExistsError if the file exists.
 
+    `palette` are colors that the frames of a GIF may have.
+    """
 
-class EncodedFilm:
-    """A film that PyAV writes into one file."""
-
-    def __init__(self, path: Path, codec: Mp4Codec | GifCodec) -> None:
+    def __init__(
+        self, path: Path, form: str, size: tuple[int, int], fps: float, palette: Frame | None = None
+    ) -> None:
         self.path, self.frames = path, 0
+        codec = Mp4Codec(size, fps) if form == "mp4" else GifCodec(size, fps, palette)
         self._codec = codec
         try:
             self._file = FilmFile(path)
@@ -221,7 +195,7 @@ class Mp4Codec:
             stream = container.add_stream("libx264", rate=self._rate)
         except Exception as error:
             raise FilmError(
-                f"this PyAV has no H.264 encoder (libx264); use format='gif' or 'png' ({error})"
+                f"this PyAV has no H.264 encoder (libx264); use format='gif' ({error})"
             ) from error
         stream.width, stream.height = self._size
         stream.pix_fmt = "yuv420p"
@@ -281,31 +255,3 @@ class GifCodec:
         start, end = (round(n * 100 / self._fps) for n in (number, number + 1))
         picture.pts, picture.time_base = start, self._base
         return picture, end - start
-
-
-class PngFolder:
-    """A folder of PNG files."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.frames = path, 0
-        try:
-            path.mkdir()
-        except FileExistsError:
-            raise
-        except OSError as error:
-            raise FilmError(f"cannot create the folder {path}: {error.strerror}") from None
-
-    def write(self, frame: Frame) -> None:
-        """Write a frame into a file of its own."""
-        from PIL import Image
-
-        target = self.path / f"{self.frames:06d}.png"
-        try:
-            Image.fromarray(np.ascontiguousarray(frame[..., :3])).save(target, compress_level=4)
-        except OSError as error:
-            target.unlink(missing_ok=True)
-            raise FilmError(f"cannot write {target}: {error.strerror or error}") from None
-        self.frames += 1
-
-    def close(self) -> None:
-        """Do nothing: every file is complete."""

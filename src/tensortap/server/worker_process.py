@@ -12,23 +12,28 @@ import collections
 import faulthandler
 import itertools
 import os
+import pickle
 import select
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
+import msgspec
+
 from tensortap.columns import Columns, merged
+from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.history import History, Key, record_nbytes
 from tensortap.record import Record
 from tensortap.server.server import Server
 from tensortap.wire import worker as wire
 from tensortap.wire.address import Address
 
-_PARENT_INTERVAL = 0.5  # seconds between checks of the parent, where there are no pidfds
+_PARENT_INTERVAL = 0.25  # seconds between checks of the parent
 _IDLE = 1.0  # seconds without a record until files are flushed
 _DRAIN_TIMEOUT = 1.0  # seconds without a record, after which a parent that died sent no more
 _PROCESSING_SHARE = 0.75  # of the time at the end; the rest is for closing files
@@ -280,15 +285,10 @@ class WorkerProcess:
 
     def _listen_to_parent(self) -> None:
         reader = wire.MessageReader(self._line)
-        pidfd = _pidfd_of(self._orders.parent_pid)
         poll = select.poll()  # not select(): a forked worker may have thousands of descriptors
-        for fd in (self._line.fileno(), pidfd):
-            if fd is not None:
-                poll.register(fd, select.POLLIN)
-        timeout = None if pidfd is not None else _PARENT_INTERVAL * 1000
+        poll.register(self._line.fileno(), select.POLLIN)
         while not self._ending.is_set():
-            ready = [fd for fd, _ in poll.poll(timeout)]
-            if self._line.fileno() in ready:
+            if poll.poll(_PARENT_INTERVAL * 1000):
                 for message in reader.read():
                     if isinstance(message, wire.Ask):
                         self._answer(message)
@@ -297,7 +297,7 @@ class WorkerProcess:
             if self._ending.is_set():
                 return
             # the socket alone is not enough: another child of the parent may keep it open
-            if reader.ended or pidfd in ready or not _is_alive(self._orders.parent_pid):
+            if reader.ended or os.getppid() != self._orders.parent_pid:
                 self._wait_for_last_records()
                 self._end(self._orders.timeout)
 
@@ -328,19 +328,45 @@ class WorkerProcess:
             wire.send(self._line, wire.Answer(self._drain_requests.pop(0), self._counts()))
 
 
-def _pidfd_of(pid: int) -> int | None:
-    """Return a descriptor that becomes readable when the process ends; None where unsupported."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):  # not Linux, an old kernel, or the process has ended
-        return None
+# -- the start of the process ------------------------------------------------------------
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+def spawned(line: int) -> None:
+    """Run a worker in a fresh interpreter; its orders come over standard input."""
+    orders = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=wire.Orders)
+    sys.path[:] = orders.path
+    # pickled by our own parent, over a pipe that it created
+    _run(orders, socket.socket(fileno=line), lambda: pickle.loads(orders.functions))  # noqa: S301
+
+
+def forked(
+    orders: wire.Orders, line: socket.socket, recorder: Any, on_close: Callable[[], object] | None
+) -> None:
+    """Run a worker in a fork of the training process."""
+    report_crashes(line)  # first: what follows may crash in a fork
+    signal.set_wakeup_fd(-1)  # it is the parent's
+    for framework in loaded_frameworks():
+        framework.after_fork()
+    _run(orders, line, lambda: (recorder, on_close))
+
+
+def _run(orders: wire.Orders, line: socket.socket, load: Callable[[], tuple[Any, Any]]) -> None:
+    code = WorkerProcess(orders, line, lambda: _functions_of(*load())).run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(code)
+
+
+def _functions_of(recorder: Any, on_close: Callable[[], object] | None) -> Functions:
+    """Return the functions of a recorder, which may have `close` and `flush`, or of a function."""
+    close = getattr(recorder, "close", None)
+    if on_close is None or close is None:
+        return Functions(recorder, close or on_close, getattr(recorder, "flush", None))
+
+    def close_both() -> None:
+        try:
+            close()
+        finally:
+            on_close()
+
+    return Functions(recorder, close_both, getattr(recorder, "flush", None))

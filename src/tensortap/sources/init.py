@@ -23,7 +23,6 @@ from tensortap.runs.layout import receipt_file, write_json
 from tensortap.settings import buffer_size
 from tensortap.sinks.rank_stores import RankStores
 from tensortap.sinks.store import StoreSink
-from tensortap.wire.worker import end_main_import
 
 log = logging.getLogger("tensortap")
 
@@ -93,7 +92,6 @@ def init(folder: str | Path = "runs", *, durable: bool = False) -> Path:
     """
     global _open, _registered, _full
     path = Path(folder)
-    end_main_import()
     with _lock:
         _finish()
         rank, world_size = ranks.rank_and_world_size()

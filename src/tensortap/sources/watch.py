@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,29 +16,23 @@ from tensortap.arguments import (
     check_positive,
     check_text,
 )
-from tensortap.errors import NotFound, TensortapError
+from tensortap.errors import NotFound
 from tensortap.frameworks.observing import Probe
 from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.pipeline.exit import at_exit
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Record
-from tensortap.server import worker_start
 from tensortap.settings import buffer_size
-from tensortap.sinks.launch import EntryPoints, Task, check_start_method, pickled
+from tensortap.sources.launch import Task, check_start_method, pickled
 from tensortap.sources.options import NamePattern
 from tensortap.sources.watch_observer import RateLimitedObserver, Transform, WatchSelection
 from tensortap.sources.watcher import Watcher
-from tensortap.wire.worker import end_main_import
 
 log = logging.getLogger("tensortap")
 
-_ENTRY_POINTS = EntryPoints(
-    worker_start.spawned, worker_start.served, worker_start.forked, worker_start.functions_for
-)
 _RATE = 20.0  # records per second of one name
 _MIN_WAITING = 32  # records of one name that may wait in a worker; or two seconds' worth, if more
 _MAX_WAITING = 1024
-_OF_TARGETS = ("targets", "name", "what", "transform", "include", "exclude")
 
 
 def watch(
@@ -55,12 +47,9 @@ def watch(
     start_method: str = "spawn",
     daemon: bool = False,
     transform: Transform | None = None,
-    processes: int = 1,
     name: str | None = None,
     what: str | None = None,
     ranks: int | str | Iterable[int] = 0,
-    keep: bool = False,
-    restart: bool = False,
     enabled: bool = True,
     include: NamePattern = None,
     exclude: NamePattern = None,
@@ -73,30 +62,18 @@ def watch(
     (the default), "gradients" or "both". `every` captures each n-th call of a name. At most `rate`
     records per second are captured of each name (by default 20, or with `every` any number), and
     newer ones replace those that wait. `transform` runs in this process, before
-    anything is copied. `processes` share the names. `timeout` limits the time that `close`, or a
-    worker whose program has died, may take. `start_method` is "spawn", "fork" or "forkserver".
-    With `daemon`, the program ends without waiting for the worker, which finishes on its own.
-    Rank 0 watches, or the given `ranks`, or ``ranks="all"``. `keep` also writes the records to
-    the open run. A worker that dies is reported, and with `restart` started again.
-
-    With the `name` of a running watcher, the targets are attached to it; `what`, `transform`,
-    `include` and `exclude` then apply to these targets.
+    anything is copied. `timeout` limits the time that `close`, or a worker whose program has died,
+    may take. `start_method` is "spawn", for which the function must be in a module other than the
+    main one, or "fork". With `daemon`, the program ends without waiting for the worker, which
+    finishes on its own. Rank 0 watches, or the given `ranks`, or ``ranks="all"``. A worker that
+    dies is reported, and training continues.
     """
-    given = dict(locals())
-    end_main_import()
-    _check_not_importing_main()
     function = recorder if on_record is None else on_record
-    if name is not None and function is None and on_close is None and name in _running:
-        _check_unchanged(name, given)
-        found = _running[name]
-        found.attach(targets, what=what, transform=transform, include=include, exclude=exclude)
-        return found
     if function is None or (recorder is not None and on_record is not None):
-        known = f"; no watcher is called {name!r}" if name is not None else ""
-        raise TypeError(f"pass either recorder or on_record{known}")
+        raise TypeError("pass either recorder or on_record")
     check_count("every", every)
     per_second = _rate(rate, every)
-    _check_options(function, on_close, per_second, processes, timeout, name)
+    _check_options(function, on_close, per_second, timeout, name)
     check_start_method(start_method)
     selection = WatchSelection().updated(
         what=what, include=include, exclude=exclude, transform=transform
@@ -107,18 +84,12 @@ def watch(
         waiting = int(min(max(_MIN_WAITING, 2 * per_second), _MAX_WAITING))
     with _lock:
         name = _unused_name(name)
-        tasks = [
-            Task(
-                name if processes == 1 else f"{name} {number}", function, on_close, _ENTRY_POINTS,
-                start_method, timeout, waiting, buffer_size() // processes, restart, daemon,
-            )
-            for number in range(processes)
-        ]  # fmt: skip
-        pickled(tasks[0])  # raises now if it cannot be sent, even if the worker starts later
+        task = Task(name, function, on_close, start_method, timeout, waiting, buffer_size(), daemon)
+        pickled(task)  # raises now if it cannot be sent, even if the worker starts later
         observer = RateLimitedObserver(
-            name, selection, every=every, rate=per_second, ranks=watching_ranks, keep=keep
+            name, selection, every=every, rate=per_second, ranks=watching_ranks
         )
-        watcher = Watcher(name, observer, tasks, functools.partial(_remove, name))
+        watcher = Watcher(name, observer, task, functools.partial(_remove, name))
         watcher.enabled = enabled
         _running[name] = watcher
     try:
@@ -140,9 +111,7 @@ def _rate(rate: Any, every: int) -> float | None:
     return found
 
 
-def _check_options(
-    function: Any, on_close: Any, rate: Any, processes: Any, timeout: Any, name: Any
-) -> None:
+def _check_options(function: Any, on_close: Any, rate: Any, timeout: Any, name: Any) -> None:
     check_callable("on_record", function)
     if on_close is not None:
         check_callable("on_close", on_close)
@@ -151,20 +120,9 @@ def _check_options(
         raise TypeError(f"on_record must be a function or an object, got a class; pass {made}")
     if rate is not None:
         check_positive("rate", rate)
-    check_count("processes", processes)
     check_positive("timeout", timeout)
     if name is not None:
         check_text("name", name)
-
-
-def _check_unchanged(name: str, given: dict[str, Any]) -> None:
-    """Raise if options are given that only a new watcher can have."""
-    for option, parameter in inspect.signature(watch).parameters.items():
-        if option not in _OF_TARGETS and given[option] != parameter.default:
-            raise TypeError(
-                f"{option} cannot be changed to {given[option]!r:.80}, because the watcher "
-                f"{name!r} is already running; pass another name to start a new one"
-            )
 
 
 def _selected_ranks(ranks: Any) -> frozenset[int] | None:
@@ -178,16 +136,6 @@ def _selected_ranks(ranks: Any) -> frozenset[int] | None:
     if not all(isinstance(rank, int) for rank in selected):
         raise TypeError(f"ranks must be a rank, several ranks, or 'all', got {ranks!r:.80}")
     return selected
-
-
-def _check_not_importing_main() -> None:
-    """Raise in a process that multiprocessing starts while it imports the main module."""
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None and getattr(process.current_process(), "_inheriting", False):
-        raise TensortapError(
-            "tap.watch was called while multiprocessing imports the main module in a new process: "
-            "put the training under if __name__ == '__main__'"
-        )
 
 
 def watcher(name: str | None = None) -> Watcher:
@@ -208,7 +156,7 @@ def _unused_name(name: str | None) -> str:
     if name is not None and name in _running:
         raise ValueError(
             f"a watcher named {name!r} is already running; pass another name, or attach targets "
-            "to it with tap.watch(targets, name=...) alone"
+            f"to it with tap.watcher({name!r}).attach(...)"
         )
     numbered = ("watch" if n == 1 else f"watch-{n}" for n in itertools.count(1))
     return name or next(each for each in numbered if each not in _running)

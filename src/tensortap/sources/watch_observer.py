@@ -1,4 +1,4 @@
-"""Observations of a watcher: rate-limited, transformed, copied and queued for its workers."""
+"""Observations of a watcher: rate-limited, transformed, copied and queued for its worker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from tensortap.pipeline.pipeline import pipeline
 from tensortap.pipeline.queue import Queue, write_to
 from tensortap.pipeline.selection import CallCounters
 from tensortap.record import Kind, Record, Summary
-from tensortap.sources import init as run
 from tensortap.sources.options import NamePattern, Patterns
 
 Transform = Callable[[Any], Any]
@@ -89,9 +88,9 @@ class Switches:
 
 
 class RateLimitedObserver:
-    """Queues what hooks observe, and what is caught by hand, for the workers of a watcher."""
+    """Queues what hooks observe, and what is caught by hand, for the worker of a watcher."""
 
-    queue_of: Callable[[str], Queue | None]  # to the worker of a name; the watcher sets it
+    queue_of: Callable[[], Queue | None]  # to the worker; the watcher sets it
 
     def __init__(
         self,
@@ -101,7 +100,6 @@ class RateLimitedObserver:
         every: int,
         rate: float | None,
         ranks: Collection[int] | None,
-        keep: bool,
     ) -> None:
         self._name = name
         self.only_training = self.explains = self.inputs = False
@@ -113,7 +111,6 @@ class RateLimitedObserver:
         self._every = every
         self._limit = RateLimit(rate)
         self._ranks = ranks
-        self._keep = keep
         self._counters = CallCounters()
 
     def _select(self, selection: WatchSelection) -> None:
@@ -188,13 +185,13 @@ class RateLimitedObserver:
             )
         nbytes = arrays.nbytes_of(value)
         rank, world_size = ranks.rank_and_world_size()
-        admitted = []
-        for queue in self._queues(observed.name):
-            if not queue.accepting:
-                queue.ledger.drop_values(DISCONNECTED)
-            elif queue.admit(nbytes, observed.name, observed.kind, step, rank):
-                admitted.append(queue)
-        if not admitted:
+        queue = self.queue_of()
+        if queue is None:
+            return
+        if not queue.accepting:
+            queue.ledger.drop_values(DISCONNECTED)
+            return
+        if not queue.admit(nbytes, observed.name, observed.kind, step, rank):
             return
         snapshot, nbytes = arrays.snapshot(value, pipeline.pool)
         record = Record(
@@ -202,13 +199,7 @@ class RateLimitedObserver:
             world_size, time.time_ns(), observed.type, observed.dtype, observed.shape,
             observed.shard, None, snapshot, None, tags,
         )  # fmt: skip
-        for queue in admitted:  # each settles on its own: nobody waits for both
-            write_to([queue], record, nbytes, captured=False)
-
-    def _queues(self, name: str) -> list[Queue]:
-        opened = run.opened() if self._keep else None
-        queues = (self.queue_of(name), opened.queue if opened is not None else None)
-        return [queue for queue in queues if queue is not None]
+        write_to([queue], record, nbytes, captured=False)
 
     def _transformed(self, name: str, value: Any) -> Any:
         """Return the result of the user's transform, which runs on the device without a graph."""

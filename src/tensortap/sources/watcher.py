@@ -1,12 +1,10 @@
-"""Watchers: targets with hooks, and the worker processes that get what they observe."""
+"""Watchers: targets with hooks, and the worker process that gets what they observe."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,11 +15,10 @@ from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.pipeline.queue import Queue
 from tensortap.record import Kind
-from tensortap.settings import flag
-from tensortap.sinks.launch import Task
-from tensortap.sinks.worker import Worker
+from tensortap.sources.launch import Task
 from tensortap.sources.options import NamePattern
 from tensortap.sources.watch_observer import RateLimitedObserver, Transform
+from tensortap.sources.worker import Worker
 
 log = logging.getLogger("tensortap")
 
@@ -47,21 +44,16 @@ class WatchReceipt:
 
 
 class Watcher:
-    """Workers and what they watch; made by `watch`, ended by `close` or a ``with`` statement."""
+    """A worker and what it watches; made by `watch`, ended by `close` or a ``with`` statement."""
 
     def __init__(
-        self,
-        name: str,
-        observer: RateLimitedObserver,
-        tasks: list[Task],
-        on_closed: Callable[[], None],
+        self, name: str, observer: RateLimitedObserver, task: Task, on_closed: Callable[[], None]
     ) -> None:
         self.name = name
         self._observer = observer
         observer.queue_of = self._queue
-        self._tasks = tasks
-        self._workers: list[Worker] = []
-        self._assigned: dict[str, int] = {}  # name → index of its worker
+        self._task = task
+        self._worker: Worker | None = None
         self._may_start = True  # once: a failure is not repeated with every record
         self._on_closed = on_closed
         self._attached: dict[str, Any] = {}
@@ -170,73 +162,61 @@ class Watcher:
     def message(self, message: Any) -> None:
         self._observer.switches.message = "" if message is None else str(message)
 
-    # -- workers -------------------------------------------------------------------------
+    # -- the worker ----------------------------------------------------------------------
 
     @property
     def alive(self) -> bool:
-        """Whether all workers run."""
-        return bool(self._workers) and all(worker.sink.alive for worker in self._workers)
+        """Whether the worker runs."""
+        return self._worker is not None and self._worker.sink.alive
 
     @property
-    def pids(self) -> list[int]:
-        """The process ids of the workers."""
-        return [worker.sink.pid for worker in self._workers]
+    def pid(self) -> int | None:
+        """The process id of the worker; None before it is started."""
+        return None if self._worker is None else self._worker.sink.pid
 
     @property
     def receipt(self) -> WatchReceipt:
-        """Counts of the watched values, as the workers report now."""
-        reasons: collections.Counter[str] = collections.Counter()
-        workers = list(self._workers)
-        for worker in workers:
-            worker.sink.ask(1.0)
-            reasons.update(worker.sink.reasons())
-        processed = sum(worker.sink.processed for worker in workers)
-        waiting = sum(worker.waiting for worker in workers)
-        return WatchReceipt(processed + waiting, processed, reasons.total(), dict(reasons))
+        """Counts of the watched values, as the worker reports now."""
+        worker = self._worker
+        if worker is None:
+            return WatchReceipt(0, 0, 0, {})
+        worker.sink.ask(1.0)
+        reasons = worker.sink.reasons()
+        processed = worker.sink.counts.processed
+        dropped = sum(reasons.values())
+        return WatchReceipt(processed + worker.waiting, processed, dropped, dict(reasons))
 
     def start(self) -> None:
-        """Start the workers, if this rank watches and is switched on."""
+        """Start the worker, if this rank watches and is switched on."""
         if self.enabled and pipeline.enabled and self._observer.here:
-            self._start_workers()
+            self._start_worker()
 
-    def _start_workers(self) -> None:
+    def _start_worker(self) -> None:
         with self._lock:
             if self._may_start:
                 self._may_start = False
-                arena = not flag("TENSORTAP_NO_ARENA")
-                for task in self._tasks:
-                    self._workers.append(Worker(task, pipeline.pool, arena=arena))
+                self._worker = Worker(self._task, pipeline.pool)
 
-    def _queue(self, name: str) -> Queue | None:
-        """Return the queue to the worker of a name; None if no worker can be started."""
+    def _queue(self) -> Queue | None:
+        """Return the queue to the worker; None if it cannot be started."""
         if self._may_start:  # this rank was switched off so far
-            self._start_workers()
-        workers = self._workers
-        if len(workers) < 2:
-            return workers[0].queue if workers else None
-        index = self._assigned.get(name)
-        if index is None:
-            with self._lock:  # round robin: each worker gets as many names as the others
-                index = self._assigned.setdefault(name, len(self._assigned) % len(workers))
-        return workers[index].queue
+            self._start_worker()
+        return None if self._worker is None else self._worker.queue
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything sent has been processed and written; return False on timeout."""
-        deadline = time.monotonic() + (self._tasks[0].timeout if timeout is None else timeout)
-        # every worker is asked, even after the deadline
-        done = [worker.flush(max(0.0, deadline - time.monotonic())) for worker in self._workers]
-        return all(done)
+        return self._worker is None or self._worker.flush(timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Remove the hooks, wait until everything sent is processed, and end the workers.
+        """Remove the hooks, wait until everything sent is processed, and end the worker.
 
         Waits at most `timeout` seconds, by default the timeout of `watch`.
         """
         self._close(timeout, wait=True)
 
     def close_at_exit(self) -> None:
-        """Close at the end of the program, which waits unless the workers are daemons."""
-        self._close(None, wait=not self._tasks[0].daemon)
+        """Close at the end of the program, which waits unless the worker is a daemon."""
+        self._close(None, wait=not self._task.daemon)
 
     def _close(self, timeout: float | None, wait: bool) -> None:
         with self._lock:
@@ -247,20 +227,9 @@ class Watcher:
             self.stop()
             for title in list(self._attached):
                 self.detach(title)
-        # at the same time: each may use the whole timeout
-        threads = [
-            threading.Thread(
-                target=worker.close, args=(timeout,), kwargs={"wait": wait}, daemon=True
-            )
-            for worker in self._workers[1:]
-        ]
         try:
-            for thread in threads:
-                thread.start()
-            for worker in self._workers[:1]:
-                worker.close(timeout, wait=wait)
-            for thread in threads:
-                thread.join()
+            if self._worker is not None:
+                self._worker.close(timeout, wait=wait)
         finally:
             self._on_closed()
 

@@ -23,23 +23,17 @@ _LONGEST_CRASH_TEXT = 64 << 10
 class Orders(msgspec.Struct, frozen=True):
     """The first message to a worker: its orders.
 
-    `functions` is the pickle of what it calls; `main` is the path or the name of the program's main
-    module, if the pickle needs it. At most `per_name` records of one name wait to be processed, and
-    `bound` bytes in all.
+    `functions` is the pickle of what a spawned worker calls, and `path` where it finds modules. At
+    most `per_name` records of one name wait to be processed, and `bound` bytes in all.
     """
 
-    name: str
     key: bytes
     parent_pid: int
     timeout: float
     bound: int
     per_name: int
-    functions: bytes = b""
-    main: str = ""
-    main_is_module: bool = False
-    path: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = ()
-    folder: str = ""
+    functions: bytes
+    path: tuple[str, ...]
 
 
 class WorkerCounts(msgspec.Struct, frozen=True):
@@ -129,25 +123,3 @@ class MessageReader:
             except msgspec.DecodeError:
                 if len(self.crash_text) < _LONGEST_CRASH_TEXT:
                     self.crash_text += text.decode(errors="replace") + "\n"
-
-
-class MainImported(BaseException):
-    """Ends the import of a program's main module in a worker, before the program trains."""
-
-
-_importing_main = False
-
-
-def set_importing_main(importing: bool) -> None:
-    """Note whether this process is a worker that imports the program's main module."""
-    global _importing_main
-    _importing_main = importing
-
-
-def end_main_import() -> None:
-    """End the import of the main module, if this is a worker that only needs its functions.
-
-    Without this a script without ``if __name__ == "__main__"`` would train again in the worker.
-    """
-    if _importing_main:
-        raise MainImported

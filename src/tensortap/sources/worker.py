@@ -20,8 +20,9 @@ from tensortap.buffers import Pool
 from tensortap.pipeline.ledger import DISCONNECTED, ERROR, OVER_BUDGET, TOO_LARGE, Entry, Ledger
 from tensortap.pipeline.queue import Queue
 from tensortap.pipeline.sink import Sink, Wake
-from tensortap.sinks.launch import Process, Task, launch, pickled
+from tensortap.settings import flag
 from tensortap.sinks.live import LiveSink
+from tensortap.sources.launch import Process, Task, launch, pickled
 from tensortap.wire.address import Address
 from tensortap.wire.worker import (
     TIME_UP,
@@ -40,7 +41,6 @@ from tensortap.wire.worker import (
 log = logging.getLogger("tensortap")
 
 PATIENCE = 5.0  # seconds of waiting at the end before a message says for what
-RESTARTS = 3
 _ENDS: set[socket.socket] = set()  # our ends of all sockets to workers
 
 
@@ -53,21 +53,18 @@ class _Exit(NamedTuple):
 
 
 class WorkerSink(Sink):
-    """Sends records to one worker process; restarts it if the task says so."""
+    """Starts one worker process, sends it records, and notices when it ends."""
 
-    def __init__(self, task: Task, pool: Pool, *, arena: bool = True) -> None:
+    def __init__(self, task: Task, pool: Pool) -> None:
         self.task = task
         self.ledger = Ledger()
-        self.counts = WorkerCounts()  # as the running worker last reported
-        self.restarts = 0
-        self.broken = ""  # why the worker died, if it did
+        self.counts = WorkerCounts()  # as the worker last reported
+        self.alive = True
+        self.died = False
         self.closing = False
         self.handed = 0  # records that the queue has handed over
-        self.lost = 0  # records that a worker had not processed when it died or ran out of time
+        self.lost = 0  # records that the worker had not processed when it died or ran out of time
         self._unsent = 0  # records that were still on their way to a worker that died
-        self._past = WorkerCounts()  # of workers that died
-        self._functions = pickled(task)
-        self._pool, self._arena = pool, arena
         self._changed = threading.Condition()
         self._answered: set[int] = set()
         self._numbers = itertools.count()
@@ -75,13 +72,26 @@ class WorkerSink(Sink):
         self._exit: _Exit | None = None
         self._detached = False  # the queue has closed: the supervisor handles the exit itself
         self._wake: Wake | None = None
-        self._start()
+        key = secrets.token_bytes(32)
+        self._line, theirs = socket.socketpair()
+        _ENDS.add(self._line)
+        try:
+            self._process = launch(task, pickled(task), key, theirs)
+        except BaseException:
+            _hang_up(self._line)
+            raise
+        finally:
+            theirs.close()
+        address = Address("127.0.0.1", 0)  # the worker tells its port when it listens
+        arena = not flag("TENSORTAP_NO_ARENA")
+        self._live = LiveSink(address, pool, self.ledger, arena=arena, key=key)
+        threading.Thread(target=self._supervise, name="tensortap-worker", daemon=True).start()
 
     # -- what the queue calls -------------------------------------------------------------
 
     @property
     def accepting(self) -> bool:
-        return not self.closing and not self.broken
+        return not self.closing and not self.died
 
     @property
     def unreachable(self) -> bool:
@@ -121,24 +131,18 @@ class WorkerSink(Sink):
     # -- counts ---------------------------------------------------------------------------
 
     @property
-    def processed(self) -> int:
-        """Records for which the user's function has returned, as far as the worker reported."""
-        return self._past.processed + self.counts.processed
-
-    @property
     def outstanding(self) -> int:
         """Records that were handed over and are not processed or dropped."""
-        reasons = self.ledger.reasons()
+        reasons, counts = self.ledger.reasons(), self.counts
         arrived = self.handed - self._unsent - reasons[TOO_LARGE] - reasons[ERROR]
-        past, now = self._past, self.counts
-        errors, dropped = past.errors + now.errors, past.dropped + now.dropped
-        return max(0, arrived - self.processed - errors - dropped - self.lost)
+        done = counts.processed + counts.errors + counts.dropped
+        return max(0, arrived - done - self.lost)
 
     def reasons(self) -> dict[str, int]:
         """Return how many records were dropped, here or in the worker, by reason."""
         reasons = self.ledger.reasons()
-        reasons[OVER_BUDGET] += self._past.dropped + self.counts.dropped
-        reasons[ERROR] += self._past.errors + self.counts.errors
+        reasons[OVER_BUDGET] += self.counts.dropped
+        reasons[ERROR] += self.counts.errors
         reasons[DISCONNECTED] += self.lost
         return reasons
 
@@ -149,35 +153,14 @@ class WorkerSink(Sink):
         """The process id of the worker."""
         return self._process.pid
 
-    def _start(self) -> None:
-        self.broken = ""  # records may wait in the queue while the process starts
-        key = secrets.token_bytes(32)
-        self._line, theirs = socket.socketpair()
-        _ENDS.add(self._line)
-        try:
-            self._process = launch(self.task, self._functions, key, theirs)
-        except BaseException:
-            _hang_up(self._line)
-            raise
-        finally:
-            theirs.close()
-        self.counts = WorkerCounts()
-        address = Address("127.0.0.1", 0)  # the worker tells its port when it listens
-        self._live = LiveSink(address, self._pool, self.ledger, arena=self._arena, key=key)
-        self.alive = True
-        arguments = (self._process, self._line, self._live)
-        threading.Thread(
-            target=self._supervise, args=arguments, name="tensortap-worker", daemon=True
-        ).start()
-
-    def _supervise(self, process: Process, line: socket.socket, live: LiveSink) -> None:
+    def _supervise(self) -> None:
         """Read the worker's messages until it ends; the queue's thread handles the exit."""
-        reader = MessageReader(line)
+        reader = MessageReader(self._line)
         done = None
         while not reader.ended:
             for message in reader.read():
                 if isinstance(message, Ready):
-                    live.address = Address("127.0.0.1", message.port)
+                    self._live.address = Address("127.0.0.1", message.port)
                     self._wake_queue()
                 elif isinstance(message, Fault):
                     log.warning(
@@ -193,12 +176,13 @@ class WorkerSink(Sink):
                         self._changed.notify_all()
                 elif isinstance(message, Done):
                     done = message
+        process: Process = self._process
         code = process.wait(self.task.timeout + 5.0)
         if code is None:  # it has closed the socket, but does not end
             self._killed = True
             process.kill()
             code = process.wait(5.0)
-        _hang_up(line)
+        _hang_up(self._line)
         self._exit = _Exit(code, done, reader.crash_text)
         if self._detached:
             self._handle_exit()
@@ -216,7 +200,7 @@ class WorkerSink(Sink):
             self._after_exit(ended)
 
     def _after_exit(self, ended: _Exit) -> None:
-        """Count what was lost; log it and restart the worker unless it left in order."""
+        """Count what was lost; log it unless the worker left in order."""
         if not self._detached:
             self._live.close()
         self.ledger.drop(self.give_up(), DISCONNECTED)
@@ -224,36 +208,19 @@ class WorkerSink(Sink):
             self.counts = ended.done.counts
         words = (ended.done.error if ended.done is not None else "") or ended.words
         in_order = ended.done is not None or ended.code == TIME_UP or self._killed
-        died = bool(words) or not self.closing or not in_order
         lost = self.outstanding
-        code = ended.code
-        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        ending = self.closing or self._detached
-        restart = died and self.task.restart and self.restarts < RESTARTS and not ending
-        if died:
-            self.broken = words or how
+        if words or not self.closing or not in_order:
+            self.died = True
+            code = ended.code
+            how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
             then = "training continues without it"
-            if restart:
-                then = "training continues, and it is restarted"
-            elif self.closing:
+            if self.closing:
                 then = f"{lost} records were not processed"
             log.error(
                 "tensortap: worker %r died (%s); %s%s",
                 self.task.name, how, then, f":\n{words.rstrip()}" if words else "",
             )  # fmt: skip
         self.lost += lost
-        self._past = _sum(self._past, self.counts)
-        self.counts = WorkerCounts()
-        if restart:
-            self.restarts += 1
-            try:
-                self._start()
-                if self.closing:  # meanwhile
-                    self.end(self.task.timeout)
-                return
-            except Exception as error:
-                self.broken = f"{how}; and it could not be restarted: {error}"
-                log.exception("tensortap: worker %r could not be restarted", self.task.name)
         with self._changed:
             self.alive = False
             self._changed.notify_all()
@@ -297,9 +264,9 @@ class WorkerSink(Sink):
 class Worker:
     """A worker process and the queue to it."""
 
-    def __init__(self, task: Task, pool: Pool, *, arena: bool = True) -> None:
+    def __init__(self, task: Task, pool: Pool) -> None:
         self.task = task
-        self.sink = WorkerSink(task, pool, arena=arena)
+        self.sink = WorkerSink(task, pool)
         self.queue = Queue(self.sink, budget=task.budget, name=f"worker-{task.name}")
         self._flushed = 0  # records handed over when all were last known to be processed
 
@@ -335,7 +302,7 @@ class Worker:
                 self._finish(deadline, wait)
         finally:
             self.queue.close(0.0)
-        if sink.lost and not sink.broken:
+        if sink.lost and not sink.died:
             log.warning(
                 "tensortap: worker %r did not process %d records before its time was up; "
                 "increase timeout=", self.task.name, sink.lost,
@@ -372,10 +339,6 @@ class Worker:
             "(timeout=)", self.task.name, self.waiting, deadline - time.monotonic(),
         )  # fmt: skip
         return math.inf
-
-
-def _sum(a: WorkerCounts, b: WorkerCounts) -> WorkerCounts:
-    return WorkerCounts(a.processed + b.processed, a.errors + b.errors, a.dropped + b.dropped)
 
 
 def _hang_up(line: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""The histogram of a tensor; that of the first frame stays as a thin line."""
+"""Plots: a number as a curve over the steps, and the histogram of a tensor."""
 
 from __future__ import annotations
 
@@ -11,13 +11,81 @@ from numpy.typing import NDArray
 from tensortap.films.canvas import Canvas
 from tensortap.films.legend import draw_plot_axes
 from tensortap.films.picture import FrameContent, Picture
-from tensortap.films.scales import RangeFollower, Ticks, as_shares, ticks
-from tensortap.films.style import Box, FrameLayout, Style
+from tensortap.films.style import Box, FrameLayout, RangeFollower, Style, Ticks, as_shares, ticks
 from tensortap.record import Summary
 from tensortap.text.tensors import number
-from tensortap.viz.reals import Range, counts_of
+from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR
+from tensortap.viz.reals import Range, counts_of, reals
 
-_LINE = 1.6  # the line of the first frame may be so many times as high as the highest bar
+_MAX_POINTS = 20_000  # of a curve; beyond, every other point is dropped
+
+
+class CurvePicture(Picture):
+    """All numbers of a film so far."""
+
+    def __init__(self, style: Style, layout: FrameLayout) -> None:
+        super().__init__(style, layout)
+        self._follower = RangeFollower(style.range)
+        self._points: list[tuple[int, float]] = []
+        self._every, self._seen = 1, 0
+        self._latest = 0, 0.0
+
+    def prepare(self, content: FrameContent) -> None:
+        """Add a point; nothing is still, because both axes move."""
+        self._latest = content.record.step, float(reals(content.reshaped((1,)))[0])
+        if self._seen % self._every == 0 or not math.isfinite(self._latest[1]):
+            self._points.append(self._latest)
+        self._seen += 1
+        if len(self._points) > _MAX_POINTS:
+            self._every *= 2
+            self._points = self._points[::2]
+            self.note = f"every {self._every}th value"
+
+    def draw_moving(self, canvas: Canvas, content: FrameContent) -> None:
+        """Draw the curve so far, and its end as a dot."""
+        layout = self._layout
+        plot = layout.plot_box(layout.room.right - layout.margin // 2)
+        points = [*self._points, self._latest]
+        values = [value for _, value in points if math.isfinite(value)]
+        low, high = self._follower.next(
+            min(values, default=math.nan), max(values, default=math.nan)
+        )
+        pad = (high - low) * 0.05
+        low, high = low - pad, high + pad
+        first, last = min(step for step, _ in points), max(step for step, _ in points)
+        last = max(last, first + 1)
+        wide, tall = layout.most_ticks(plot)
+        whole = [(v, f"{int(v):,}") for v, _ in ticks(first, last, wide) if v == int(v)]
+        up = as_shares((low, high), ticks(low, high, tall))
+        draw_plot_axes(canvas, layout, plot, across=as_shares((first, last), whole), up=up)
+
+        def position(step: int, value: float) -> tuple[float, float]:
+            share = (min(max(value, low), high) - low) / (high - low)
+            x = plot.left + (step - first) / (last - first) * (plot.width - 1)
+            return x, plot.bottom - 1 - share * (plot.height - 1)
+
+        # a value that is not finite is a gap with a mark
+        piece: list[tuple[float, float]] = []
+        for step, value in points:
+            if math.isfinite(value):
+                piece.append(position(step, value))
+                continue
+            self._draw_line(canvas, piece)
+            piece = []
+            color = NAN_COLOR if math.isnan(value) else POSINF_COLOR if value > 0 else NEGINF_COLOR
+            x = round(position(step, low)[0])
+            canvas.fill(x - 1, plot.top, x + 1, plot.bottom, color)
+        self._draw_line(canvas, piece)
+        if math.isfinite(self._latest[1]):
+            xs, ys = np.array([position(*self._latest)]).T
+            ink = np.array([layout.colors.ink], np.uint8)
+            canvas.dots(xs, ys, max(3.0, layout.small * 0.35), ink)
+
+    def _draw_line(self, canvas: Canvas, piece: list[tuple[float, float]]) -> None:
+        width = max(1.5, self._layout.small * 0.16)
+        canvas.curve(
+            [x for x, _ in piece], [y for _, y in piece], width, self._layout.colors.accent
+        )
 
 
 class HistogramPicture(Picture):
@@ -27,14 +95,12 @@ class HistogramPicture(Picture):
         super().__init__(style, layout)
         self._across, self._up = RangeFollower(style.range), RangeFollower("follow")
         self._limits: Range = (0.0, 1.0)
-        self._first: tuple[Range, NDArray[Any], int] | None = None  # limits, density, step
         self._bins_seen: tuple[int, int] | None = None
 
     def prepare(self, content: FrameContent) -> None:
         """Adapt the range; nothing is still, because both axes move."""
         only_statistics = content.array is None
         self.note = "counts of exponents" if only_statistics else ""
-        self.aside = "" if self._first is None else f"line: step {self._first[2]:,}"
         if not only_statistics and content.summary is not None:
             self._limits = self._across.next(content.summary.min, content.summary.max)
 
@@ -51,7 +117,7 @@ class HistogramPicture(Picture):
         else:
             assert content.summary is not None
             counts, across = self._exponents(content.summary)
-        self._draw_bars(canvas, plot, counts, across, content.record.step)
+        self._draw_bars(canvas, plot, counts, across)
 
     def _exponents(self, summary: Summary) -> tuple[NDArray[Any], Ticks]:
         """Return counts of all exponents that have occurred so far, so that the axis stays."""
@@ -80,14 +146,8 @@ class HistogramPicture(Picture):
             return round(self._limits[1] - self._limits[0])
         return max(4, min(int(wanted), plot.width // 3, 120))
 
-    def _draw_bars(
-        self, canvas: Canvas, plot: Box, counts: NDArray[Any], across: Ticks, step: int
-    ) -> None:
-        line = self._first_frame(counts, step)
-        highest = float(counts.max(initial=0))
-        if line is not None:
-            highest = max(highest, min(float(line.max(initial=0)), highest * _LINE))
-        top = self._up.next(0.0, max(1.0, highest * 1.06))[1]
+    def _draw_bars(self, canvas: Canvas, plot: Box, counts: NDArray[Any], across: Ticks) -> None:
+        top = self._up.next(0.0, max(1.0, float(counts.max(initial=0)) * 1.06))[1]
         values = [v for v, _ in ticks(0.0, top, self._layout.most_ticks(plot)[1]) if v == int(v)]
         up = as_shares((0.0, top), [(v, number(v)) for v in values])
         draw_plot_axes(canvas, self._layout, plot, across=across, up=up)
@@ -100,37 +160,3 @@ class HistogramPicture(Picture):
                 right = max(right - gap, left + 1)
                 accent = self._layout.colors.accent
                 canvas.fill(left, plot.bottom - height, right, plot.bottom, accent)
-        if line is not None:
-            self._draw_outline(canvas, plot, line / top * (plot.height - 1))
-
-    def _first_frame(self, counts: NDArray[Any], step: int) -> NDArray[Any] | None:
-        """Return the counts of the first frame, scaled to the bins and the number of values now."""
-        total = max(1, int(counts.sum()))
-        width = (self._limits[1] - self._limits[0]) / len(counts)
-        if self._first is None:
-            if counts.any():
-                self._first = self._limits, counts / (total * width), step
-            return None
-        scaled: NDArray[Any] = self._first[1] * width * total
-        return scaled
-
-    def _draw_outline(self, canvas: Canvas, plot: Box, heights: NDArray[Any]) -> None:
-        """Draw the first frame as a stepped line, which leaves the plot where it is too high."""
-        assert self._first is not None
-        start, end = self._limits
-        edges = np.linspace(*self._first[0], len(heights) + 1)
-        xs = plot.left + (edges - start) / (end - start) * plot.width
-        if not np.isfinite(xs).all():
-            return
-        across = np.rint(xs.clip(plot.left, plot.right)).astype(int).tolist()
-        ys = plot.bottom - heights.clip(0, plot.height + 1) - 1
-        ink, before = self._layout.colors.dim, plot.bottom - 1
-        for left, right, y in zip(
-            across[:-1], across[1:], np.rint(ys).astype(int).tolist(), strict=True
-        ):
-            if left < right:
-                upper, lower = max(min(before, y), plot.top), max(before, y)
-                canvas.fill(left, upper, left + 1, lower + 1, ink)
-                if y >= plot.top:
-                    canvas.fill(left, y, right, y + 1, ink)
-                before = y
