@@ -14,14 +14,11 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from tensortap.frameworks.jax.activation_samples import ActivationSample, sample_output
-from tensortap.frameworks.jax.attention import AttentionSample, sampled_attention
 from tensortap.frameworks.jax.marks import Collector, MarkOrigin, mark, output_mark
 from tensortap.frameworks.jax.origins import MarkedCalls
 from tensortap.frameworks.protocol import type_name
@@ -45,21 +42,13 @@ def marked_modules(
     on_error: OnError,
     collector: Collector,
     explains: bool = False,
-    attention: bool = False,
-    samples: bool = False,
 ) -> Iterator[None]:
-    """Mark the outputs of modules that are called in this thread.
-
-    If it `explains` also their inputs, and `samples` of them and of their `attention` if those are
-    wanted.
-    """
+    """Mark the outputs of modules that are called in this thread; if it `explains` their inputs."""
     outer: _Marking | None = getattr(_thread, "marking", None)
-    _thread.marking = _Marking(wants, on_error, collector, explains, samples)
+    _thread.marking = _Marking(wants, on_error, collector, explains)
     try:
         with contextlib.ExitStack() as stack:
             _enter_hooks(stack)
-            if attention:
-                stack.enter_context(sampled_attention(_taking_samples))
             yield
     finally:
         _thread.marking = outer
@@ -85,11 +74,6 @@ def _enter_hooks(stack: contextlib.ExitStack) -> None:
     stack.enter_context(_wrapped_methods(tuple(_base_classes())))
 
 
-def _taking_samples() -> Any:
-    marking: _Marking | None = getattr(_thread, "marking", None)
-    return None if marking is None else marking.mark_sample
-
-
 def key_name(key: Any) -> str:
     """Return the word in a key of a tree path: ``['kernel']``, ``.mu``, ``[0]``."""
     for attribute in ("name", "key", "idx"):
@@ -111,33 +95,19 @@ class _Marking:
     """The outputs to mark, and the modules whose calls are under way."""
 
     def __init__(
-        self,
-        wants: Wants,
-        on_error: OnError,
-        collector: Collector,
-        explains: bool,
-        samples: bool = False,
+        self, wants: Wants, on_error: OnError, collector: Collector, explains: bool
     ) -> None:
         self._wants = wants
-        self._samples = samples
         self._on_error = on_error
         self._collector = collector
         self._calls = MarkedCalls(collector) if explains else None
         self._modules: list[Any] = []
-        self._running: list[str] = []  # names of modules, the innermost last
         self._names: list[dict[int, str]] = []  # module id → name, one dict per call under way
 
     def observe(
         self, call: Any, name: str, cls: type, args: Any, kwargs: Any, method: str = "__call__"
     ) -> Any:
         """Call a module and return its output, marked."""
-        self._running.append(name)
-        try:
-            return self._observe(call, name, cls, args, kwargs, method)
-        finally:
-            self._running.pop()
-
-    def _observe(self, call: Any, name: str, cls: type, args: Any, kwargs: Any, method: str) -> Any:
         if self._calls is None:
             return self._mark(call(*args, **kwargs), name, cls, None)
         given, origin = (args, kwargs), None
@@ -166,8 +136,6 @@ class _Marking:
                 whole, type_name(cls), activation, gradient, self._collector, origin=origin
             )
             leaf = mark(leaf, label)
-            if analyzed and (found := sample_output(leaf)) is not None:
-                self._mark_values(f"{whole}.sample", *found)
             if self._calls is not None and activation:
                 self._calls.note(leaf, label)
             return leaf
@@ -175,25 +143,12 @@ class _Marking:
         try:
             activation = self._wants(Kind.ACTIVATION, name)
             gradient = self._wants(Kind.GRADIENT, name)
-            analyzed = self._samples and self._wants(Kind.HEALTH, name)
-            if not (activation or gradient or analyzed):
+            if not (activation or gradient):
                 return output
             return jax.tree_util.tree_map_with_path(marked, output, is_leaf=_is_object)
         except Exception as error:  # an output that JAX cannot take apart
             self._on_error(name, error)
             return output
-
-    def mark_sample(self, sample: AttentionSample, values: Any) -> None:
-        """Mark a sample of the attention that the innermost module computes."""
-        name = self._running[-1] if self._running else ""
-        if name and self._wants(Kind.HEALTH, name):
-            self._mark_values(f"{name}.attention", sample, values)
-
-    def _mark_values(
-        self, name: str, sample: AttentionSample | ActivationSample, values: Any
-    ) -> None:
-        label = output_mark(name, "", True, False, self._collector)
-        mark(values, replace(label, sample=sample))
 
     def mark_gradients(self, grads: Any, variables: Any) -> list[Any]:
         """Return the gradients of Keras variables, marked."""

@@ -24,7 +24,6 @@ from tensortap.frameworks.torch.layers import LayerHooks
 from tensortap.frameworks.torch.meshes import is_sharded
 from tensortap.frameworks.torch.names import Names
 from tensortap.frameworks.torch.optimizers import FoundOptimizer, parameters_of
-from tensortap.frameworks.torch.shard_gradients import ShardGradients
 from tensortap.frameworks.torch.shards import local_part, observed
 from tensortap.frameworks.torch.tensors import has_values
 from tensortap.record import Kind
@@ -34,6 +33,7 @@ _TOO_LARGE = (
     "parameters and gradients on a device take {:,} MiB, more than the {:,} MiB that are copied to "
     "be analyzed: include= selects some of them"
 )
+_SHARDED = "gradients of fully_shard are averaged before anybody sees them"
 _NO_OPTIMIZER = "no updates: pass the optimizer, tap.track(model, optimizer=...)"
 
 
@@ -64,10 +64,7 @@ class AnalysisHooks:
         self._replicas = _replicas(self._root)
         self._is_sharded = is_sharded(self._root)
         if self._is_sharded and self._listener.wants("gradient"):
-            try:
-                self._attach_shards()
-            except Exception as error:  # the other analyses do not need them
-                self._observer.fault("noise", error)
+            self._observer.unseen["noise"] = _SHARDED
         self._listener.attach(ModelFacts(self._root, modules[0][0], self._replicas))
         self._layers.attach(modules)
         if self._listener.wants("gradient") or self._listener.wants("after_backward"):
@@ -88,14 +85,6 @@ class AnalysisHooks:
                 after = functools.partial(self._on_update, True)
                 self._undo.append(optimizer.register_step_pre_hook(before).remove)
                 self._undo.append(optimizer.register_step_post_hook(after).remove)
-
-    def _attach_shards(self) -> None:
-        """Look at gradients before FSDP averages them."""
-        take, guarded = self._on_shard_gradient, self._guarded
-        shards = ShardGradients(self._root, self._named(), take, guarded)
-        shards.attach()
-        self._undo.append(shards.detach)
-        self._replicas = shards.ranks
 
     def detach(self) -> None:
         while self._undo:
@@ -128,17 +117,6 @@ class AnalysisHooks:
             self._note_pass()
         except Exception as error:
             self._observer.fault(name, error)
-
-    def _on_shard_gradient(self, name: str, gradient: torch.Tensor, factor: float) -> None:
-        if self._wants(name) and (array := self._array(gradient)) is not None:
-            self._listener.gradient(name, array if factor == 1 else factor * array.astype(float))
-
-    def _guarded(self, look: Callable[..., None], *args: Any) -> None:
-        if self._observer.capturing:
-            try:
-                look(*args)
-            except Exception as error:
-                self._observer.fault("analyses", error)
 
     def _on_root_output(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if self._observer.capturing:

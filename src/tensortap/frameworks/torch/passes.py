@@ -14,21 +14,18 @@ import torch
 from torch import nn
 
 from tensortap.frameworks.observing import inputs_of, tensors_in
-from tensortap.frameworks.steps import BatchFacts, LossFacts, PassFacts
+from tensortap.frameworks.steps import BatchFacts, PassFacts
 from tensortap.frameworks.torch.hidden import hide_from_compiler
 from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
-from tensortap.frameworks.torch.loss_gradients import LossProbe
 from tensortap.frameworks.torch.private import backward_pass
 from tensortap.frameworks.torch.samples import is_checked, is_readable, sample
 from tensortap.frameworks.torch.tensors import quiet, view
 from tensortap.stats.shard_digest import shard_digest
 
 _WINDOW, _WINDOW_EVERY = 32, 1000  # steps whose batches are compared
-_MOST_ORDERED = 20_000  # steps whose batches are compared with those of the first epoch
 _FIRST_EVALUATIONS = 16
 _VALUES = 1024  # of an input, that are read
 _MOST_VALUES = 1 << 22  # that are read if these are all the same, as in sparse inputs
-_FEWEST_PIXELS = 100  # of which some are negative if any are to be
 _ROWS, _COLUMNS = 64, 256  # that are compared
 _MOST_PASSES = 8  # of a step
 _MOST_OUTPUTS = 4
@@ -42,7 +39,6 @@ class _Pass:
         self.gradients = torch.is_grad_enabled()
         self.input = values
         self.differentiable = self.used = self.waited = self.ignores_input = False
-        self.loss: LossFacts | None = None
         self.random = False
         self.generator = None if training or not whole else torch.get_rng_state()
 
@@ -50,15 +46,14 @@ class _Pass:
         unused = self.differentiable and not self.used
         return PassFacts(
             self.training, self.gradients, self.whole, unused, self.ignores_input, self.input,
-            self.loss, self.random,
+            self.random,
         )  # fmt: skip
 
 
 class PassWatch:
-    """Watches the forward passes of a model; while `orders`, the batches of all steps."""
+    """Watches the forward passes of a model."""
 
     def __init__(self, root: nn.Module, guarded: Callable[..., None]) -> None:
-        self.orders = False
         self._root = root
         self._guarded = guarded
         self._undo: list[Callable[[], None]] = []
@@ -101,7 +96,6 @@ class PassWatch:
         training = self._root.training
         if training and torch.is_grad_enabled():
             whole, looks = is_checked(self._number), self._number % _WINDOW_EVERY < _WINDOW
-            looks = looks or (self.orders and self._number < _MOST_ORDERED)
         else:
             self._evaluations += 1
             whole = is_checked(self._evaluations) or self._evaluations <= _FIRST_EVALUATIONS
@@ -129,23 +123,15 @@ class PassWatch:
         if not running.gradients:
             return
         differentiable = [each for each in found if each.requires_grad and not each.is_leaf]
-        for number, tensor in enumerate(differentiable[:_MOST_OUTPUTS]):
+        for tensor in differentiable[:_MOST_OUTPUTS]:
             running.differentiable = True
-            probe = None
-            if not number and running.training and is_readable(tensor):
-                with quiet():
-                    probe = LossProbe(tensor)
-            look = functools.partial(self._guarded, _on_gradient, running, probe)
+            look = functools.partial(self._guarded, _on_gradient, running)
             hide_from_compiler(look)
             tensor.register_hook(torch.utils.hooks.unserializable_hook(look))
 
 
-def _on_gradient(this: _Pass, probe: LossProbe | None, gradient: torch.Tensor | None) -> None:
+def _on_gradient(this: _Pass, gradient: torch.Tensor | None) -> None:
     this.used = True
-    if probe is not None and is_readable(gradient):
-        assert gradient is not None
-        with quiet():
-            this.loss = probe.facts(gradient)
 
 
 def _input_facts(tensor: torch.Tensor, whole: bool) -> BatchFacts | None:
@@ -158,14 +144,10 @@ def _input_facts(tensor: torch.Tensor, whole: bool) -> BatchFacts | None:
     digest = shard_digest(view(values)) + repr(tuple(tensor.shape)).encode()
     if not whole or tensor.is_complex():
         return BatchFacts(digest)
-    low, high = (float(each) for each in values.aminmax())
     rms = float(values.double().square().mean().sqrt()) if tensor.is_floating_point() else None
     if rms is not None and not math.isfinite(rms):
         return BatchFacts(digest)  # other rules report it
-    is_image = rms is not None and tensor.ndim == 4 and len(values) >= _FEWEST_PIXELS
-    negative = float((values < 0).double().mean()) if is_image else None
-    constant = low == high and len(values) > 1
-    return BatchFacts(digest, constant, _has_equal_rows(tensor), rms, negative)
+    return BatchFacts(digest, _has_equal_rows(tensor), rms)
 
 
 def _has_equal_rows(tensor: torch.Tensor) -> bool:

@@ -65,18 +65,6 @@ def traced_caller(*skipped: str) -> Any:
     return None
 
 
-def traced_graph() -> Any:
-    """Return an object that stands for the graph that is being compiled; None if none is known.
-
-    Buys: attention in a graph is known to belong to a module. Otherwise `tracker.unseen` names it.
-    """
-    with contextlib.suppress(ImportError, AttributeError):
-        from torch._dynamo.symbolic_convert import InstructionTranslator
-
-        return InstructionTranslator.current_tx().output
-    return None
-
-
 def traced_use() -> tuple[Any, torch.Tensor] | None:
     """Return the variables `hook` and `tensor` of the function that is being compiled.
 

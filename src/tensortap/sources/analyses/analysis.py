@@ -8,7 +8,7 @@ from typing import ClassVar
 from tensortap.frameworks.analyzing import ModelFacts, StepListener
 from tensortap.record import Kind
 
-Give = Callable[[Kind, str, Mapping[str, float], str, int | None], None]
+Give = Callable[[Kind, str, Mapping[str, float], str], None]
 
 
 class Analysis(StepListener):
@@ -26,7 +26,6 @@ class Analysis(StepListener):
         self._give = give
         self.unseen = unseen
         self.facts = ModelFacts(None, "")
-        self.current_step: Callable[[], int] = lambda: 0
 
     def give(
         self,
@@ -34,17 +33,13 @@ class Analysis(StepListener):
         name: str,
         numbers: Mapping[str, float],
         placements: str = "",
-        step: int | None = None,
     ) -> None:
-        """Record numbers about a tensor or a module; `placements` if they are about a shard.
-
-        `step` is the current one unless they come later.
-        """
-        self._give(kind, name, numbers, placements, step)
+        """Record numbers about a tensor or a module; `placements` if they are about a shard."""
+        self._give(kind, name, numbers, placements)
 
     def give_model(self, numbers: Mapping[str, float], placements: str = "") -> None:
         """Record numbers about the whole model: ``model.grad_norm``."""
-        self._give(Kind.METRIC, self.facts.title, numbers, placements, None)
+        self._give(Kind.METRIC, self.facts.title, numbers, placements)
 
     def attach(self, facts: ModelFacts) -> None:
         """Begin with a model."""
