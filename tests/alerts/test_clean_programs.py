@@ -617,16 +617,12 @@ def autoencoder_with_noise():
 
 
 HINTS = {  # what they do on purpose
-    "averages_swapped_for_evaluation": {"changed_outside"},
     "convolutions": {"same_batch"},
     "gan": {"batch_norm_in_evaluation"},
     "generator_alone": {"batch_norm_in_evaluation"},
-    "language_model": {"weight_decay"},
     "lbfgs": {"same_batch"},
     "regression": {"same_batch"},
-    "sharpness_aware": {"changed_outside"},
-    "warmup_and_cosine": {"weight_decay"},
-    "wgan_with_clipping": {"batch_norm_in_evaluation", "changed_outside"},
+    "wgan_with_clipping": {"batch_norm_in_evaluation"},
 }
 
 
