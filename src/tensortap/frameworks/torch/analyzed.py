@@ -17,7 +17,6 @@ from tensortap.frameworks.analyzing import (
 )
 from tensortap.frameworks.observing import TrackObserver, tensors_in
 from tensortap.frameworks.torch import private
-from tensortap.frameworks.torch.derived_updates import derived_update
 from tensortap.frameworks.torch.hidden import hide_from_compiler
 from tensortap.frameworks.torch.host import MOST_COPIED, host_view, is_here
 from tensortap.frameworks.torch.layers import LayerHooks
@@ -159,7 +158,7 @@ class AnalysisHooks:
             )
             # before the step, a closure has not computed the gradients yet
             closure = any(callable(argument) for argument in (*args[1:], *kwargs.values()))
-            found = TrainedParameters(self._trained(named, after or not closure, optimizer))
+            found = TrainedParameters(self._trained(named, after or not closure))
             if after:
                 self._listener.after_update(found)
             else:
@@ -168,10 +167,7 @@ class AnalysisHooks:
             self._observer.fault("analyses", error)
 
     def _trained(
-        self,
-        named: Iterable[tuple[str, torch.nn.Parameter]],
-        gradients: bool = True,
-        optimizer: Any = None,
+        self, named: Iterable[tuple[str, torch.nn.Parameter]], gradients: bool = True
     ) -> Iterator[TrainedParameter]:
         wanted = [(name, parameter) for name, parameter in named if self._wants(name)]
         if self._is_too_large([parameter for _, parameter in wanted]):
@@ -183,9 +179,8 @@ class AnalysisHooks:
                 continue
             if gradients and parameter.grad is not None:
                 gradient = self._array(observed(name, Kind.WEIGHT_GRADIENT, parameter.grad)[1])
-            update = functools.partial(derived_update, optimizer, parameter)
             placements = seen.tags.get("placements", "")
-            yield TrainedParameter(name, value, gradient, placements, update)
+            yield TrainedParameter(name, value, gradient, placements)
 
     def _is_too_large(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
         """Return whether the parameters on devices exceed the limit, so that none is copied."""

@@ -1,4 +1,4 @@
-"""Forward passes of a torch model: their mode, their inputs, and what comes of their outputs.
+"""Forward passes of a torch model: their mode, inputs and outputs, and the dtypes of layers.
 
 Few of them are looked at. Samples of inputs and outputs in the memory of the CPU are read.
 """
@@ -8,18 +8,17 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from tensortap.frameworks.observing import inputs_of, tensors_in
-from tensortap.frameworks.steps import BatchFacts, PassFacts
+from tensortap.frameworks.steps import BatchFacts, PassFacts, PrecisionFacts
 from tensortap.frameworks.torch.hidden import hide_from_compiler
 from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
 from tensortap.frameworks.torch.private import backward_pass
-from tensortap.frameworks.torch.samples import is_checked, is_readable, sample
-from tensortap.frameworks.torch.tensors import quiet, view
+from tensortap.frameworks.torch.tensors import quiet, view, why_not
 from tensortap.stats.shard_digest import shard_digest
 
 _WINDOW, _WINDOW_EVERY = 32, 1000  # steps whose batches are compared
@@ -29,6 +28,35 @@ _MOST_VALUES = 1 << 22  # that are read if these are all the same, as in sparse 
 _ROWS, _COLUMNS = 64, 256  # that are compared
 _MOST_PASSES = 8  # of a step
 _MOST_OUTPUTS = 4
+_CAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # that autocast runs in 16 bits
+
+
+def is_checked(number: int) -> bool:
+    """Return whether values are looked at in a step, counted from where tracking began.
+
+    >>> [number for number in range(400) if is_checked(number)][-5:]
+    [80, 90, 100, 200, 300]
+    """
+    return number % (10 if number <= 100 else 100) == 0
+
+
+def is_readable(tensor: object) -> bool:
+    """Return whether the values of a tensor are plain memory of the CPU, for which nobody waits."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    assert isinstance(tensor, torch.Tensor)
+    return tensor.is_cpu and tensor.numel() > 0 and not why_not(tensor)
+
+
+def sample(tensor: torch.Tensor, most: int = 1024) -> torch.Tensor:
+    """Return a copy of up to `most` values that are spread over a tensor.
+
+    >>> sample(torch.arange(10), 3).tolist()
+    [0, 5]
+    """
+    flat = tensor.detach().reshape(-1)
+    # odd, so that not all values of a matrix are from the same column
+    return flat[:: -(-len(flat) // most) | 1].clone()
 
 
 class _Pass:
@@ -165,3 +193,91 @@ def _ignores(values: BatchFacts | None, output: torch.Tensor | None) -> bool:
         return False
     assert output is not None
     return output.is_floating_point() and _has_equal_rows(output)
+
+
+class PrecisionWatch:
+    """Watches in which dtypes the layers that autocast concerns compute."""
+
+    def __init__(self, root: nn.Module, guarded: Callable[..., None]) -> None:
+        self._root = root
+        self._guarded = guarded
+        self._undo: list[Callable[[], None]] = []
+        self._number = 0
+        self._is_checked = True
+        self._forget()
+
+    def _forget(self) -> None:
+        self._low: dict[str, None] = {}  # layers that computed in 16 bits
+        self._full: dict[str, None] = {}
+        self._double = False
+        self._autocast: Literal["", "forward", "after"] = ""
+
+    def attach(self) -> None:
+        layers = [(name, m) for name, m in self._root.named_modules() if isinstance(m, _CAST)]
+        for name, module in layers:
+            self._undo.append(hook_module(module, ModuleHook(self._hook(name))))
+        hook = ModuleHook(functools.partial(self._guarded, self._on_result))
+        self._undo.append(hook_module(self._root, hook))
+
+    def detach(self) -> None:
+        while self._undo:
+            self._guarded(self._undo.pop())
+
+    def _hook(self, name: str) -> Callable[..., None]:
+        """Return a hook on a layer that returns at once in most steps: there are many of them."""
+
+        def look(*args: Any) -> None:
+            if self._is_checked:
+                self._guarded(self._on_output, name, *args)
+
+        return look
+
+    def _looks(self) -> bool:
+        return self._is_checked and self._root.training and torch.is_grad_enabled()
+
+    def _on_output(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if self._looks() and isinstance(output, torch.Tensor):
+            if output.dtype in (torch.float16, torch.bfloat16):
+                self._low[name] = None
+            elif output.dtype is torch.float32:
+                self._full[name] = None
+
+    def _on_result(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._looks():
+            given = [tensor.dtype for _, tensor in tensors_in(args, torch.Tensor)]
+            made = [tensor.dtype for _, tensor in tensors_in(output, torch.Tensor)]
+            self._double = torch.float64 in made and torch.float64 not in given
+            if _is_autocast(self._root):
+                self._autocast = "forward"
+
+    def on_computed(self) -> None:
+        """Note whether autocast is active in the backward pass, or in the optimizer's step."""
+        if not self._autocast and _is_autocast(self._root):
+            self._autocast = "after"
+
+    def end_step(self) -> PrecisionFacts | None:
+        """Return the facts of the step, None if nobody looked; begin the next one."""
+        looked = self._is_checked and bool(self._low or self._full or self._double)
+        facts = None
+        if looked:
+            dtypes = {p.dtype for p in self._root.parameters() if p.is_floating_point()}
+            facts = PrecisionFacts(
+                dtypes == {torch.float32},
+                tuple(self._low),
+                tuple(name for name in self._full if name not in self._low),
+                self._double and torch.float64 not in dtypes,
+                self._autocast,
+            )
+        self._number += 1
+        self._is_checked = is_checked(self._number)
+        self._forget()
+        return facts
+
+
+def _is_autocast(root: nn.Module) -> bool:
+    """Return whether autocast is active here for the device of a model."""
+    parameter = next(root.parameters(), None)
+    try:
+        return parameter is not None and torch.is_autocast_enabled(parameter.device.type)
+    except (TypeError, RuntimeError):  # before torch 2.4; a device without autocast
+        return False

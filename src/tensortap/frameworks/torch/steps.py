@@ -18,10 +18,14 @@ from torch import nn
 from tensortap.frameworks.steps import GroupFacts, ParameterFacts, StepFacts
 from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
 from tensortap.frameworks.torch.optimizers import FoundOptimizer, before_zero_grad, parameters_of
-from tensortap.frameworks.torch.passes import PassWatch
-from tensortap.frameworks.torch.precision import PrecisionWatch
+from tensortap.frameworks.torch.passes import (
+    PassWatch,
+    PrecisionWatch,
+    is_checked,
+    is_readable,
+    sample,
+)
 from tensortap.frameworks.torch.private import backward_pass, version_of, versions_of
-from tensortap.frameworks.torch.samples import is_checked, is_readable, sample
 from tensortap.frameworks.torch.structure import (
     TiedParameters,
     UnregisteredParameters,
