@@ -264,20 +264,20 @@ def learning_rate(patience: int = 3, jump: float = 10.0) -> Rule:
     def check(facts: StepFacts, state: dict[str, Any]) -> Found:
         if not facts.optimizer_steps:
             return
-        for group in facts.groups:
-            name = f"learning rate of group {group.number}"
-            if in_a_row(state, f"zero {name}", group.rate == 0.0) >= patience:
+        for number, rate in enumerate(facts.rates):
+            name = f"learning rate of group {number}"
+            if in_a_row(state, f"zero {name}", rate == 0.0) >= patience:
                 yield name, f"it has been 0 for {patience} steps, so nothing is learned"
-            if group.rate < 0.0:
-                yield name, f"it is negative ({group.rate:.3g}), so the loss is made larger"
+            if rate < 0.0:
+                yield name, f"it is negative ({rate:.3g}), so the loss is made larger"
             largest, seen = state.get(name, (0.0, 0))
-            if seen >= patience and group.rate > jump * largest > 0.0:
+            if seen >= patience and rate > jump * largest > 0.0:
                 message = (
-                    f"it jumps from at most {largest:.3g} to {group.rate:.3g}; is the scheduler "
+                    f"it jumps from at most {largest:.3g} to {rate:.3g}; is the scheduler "
                     "stepped in the right place?"
                 )
                 yield name, message
-            state[name] = max(largest, group.rate), seen + 1
+            state[name] = max(largest, rate), seen + 1
 
     return of_steps(check, "learning_rate")
 
@@ -289,19 +289,19 @@ def scheduler_per_batch() -> Rule:
         if not facts.optimizer_steps:
             return
         steps = in_a_row(state, "steps", True)
-        for group in facts.groups:
-            name = f"learning rate of group {group.number}"
-            last, first, factor, drops = state.get(name, (group.rate, group.rate, 0.0, 0))
-            if 0.0 < group.rate < 0.999 * last and steps <= _EARLY:
-                ratio = group.rate / last
+        for number, rate in enumerate(facts.rates):
+            name = f"learning rate of group {number}"
+            last, first, factor, drops = state.get(name, (rate, rate, 0.0, 0))
+            if 0.0 < rate < 0.999 * last and steps <= _EARLY:
+                ratio = rate / last
                 same = abs(ratio - factor) < 1e-6 * ratio
                 first, drops = (first, drops + 1) if same else (last, 1)
                 factor = ratio
-            state[name] = group.rate, first, factor, drops
+            state[name] = rate, first, factor, drops
             many = _LARGE_DROP if factor <= 0.5 else _SMALL_DROP
-            if drops >= many and first >= _FALL * group.rate:
+            if drops >= many and first >= _FALL * rate:
                 message = (
-                    f"it fell from {first:.3g} to {group.rate:.3g} in {drops} equal drops within "
+                    f"it fell from {first:.3g} to {rate:.3g} in {drops} equal drops within "
                     f"{steps} steps: is the scheduler stepped per batch instead of per epoch?"
                 )
                 yield name, message

@@ -20,13 +20,6 @@ class ParameterFacts(NamedTuple):
     stuck: bool | None  # it did not, though the gradient is not 0; None if nobody looked
 
 
-class GroupFacts(NamedTuple):
-    """A group of parameters of an optimizer; `number` counts the groups of all optimizers."""
-
-    number: int
-    rate: float
-
-
 class InitialWeight(NamedTuple):
     """A weight before training."""
 
@@ -75,7 +68,7 @@ class StepFacts(NamedTuple):
 
     step: int
     parameters: tuple[ParameterFacts, ...]
-    groups: tuple[GroupFacts, ...]
+    rates: tuple[float, ...]  # of the groups of all optimizers
     optimizer_steps: int
     strays: int  # tensors of the optimizers that the model does not have
     discarded: bool  # gradients were zeroed between the backward pass and the optimizer's step

@@ -170,7 +170,8 @@ def keep_address(tensor: torch.Tensor) -> None:
 def compiled_graphs() -> int:
     """Return how many graphs this process has compiled; call it once the compiler is loaded.
 
-    Buys: the user is told that graphs are compiled anew, if there are any. Otherwise nobody is.
+    Buys: the user is told that graphs are compiled anew, if there are any, and no mode is active
+    around compiled parts of a model. Otherwise nobody is told, and torch compiles them once more.
     """
     try:
         from torch._dynamo.utils import counters

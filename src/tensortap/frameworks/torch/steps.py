@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensortap.frameworks.steps import GroupFacts, ParameterFacts, StepFacts
+from tensortap.frameworks.steps import ParameterFacts, StepFacts
 from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
 from tensortap.frameworks.torch.optimizers import FoundOptimizer, before_zero_grad, parameters_of
 from tensortap.frameworks.torch.passes import (
@@ -317,7 +317,7 @@ class StepWatch:
         facts = StepFacts(
             step,
             found,
-            tuple(GroupFacts(i, float(group.get("lr", 1.0))) for i, group in enumerate(groups)),
+            tuple(float(group.get("lr", 1.0)) for group in groups),
             self._steps,
             len(optimized.difference(map(id, parameters.values()))),
             self._discarded,

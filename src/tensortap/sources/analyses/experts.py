@@ -116,7 +116,7 @@ class Experts(Analysis):
             experts, choices = _number(module, _EXPERTS), _number(module, _CHOICES)
             if experts and choices:
                 for child in module.children():
-                    if getattr(child, "out_features", None) == experts:
+                    if vars(child).get("out_features") == experts:
                         bounded = _number(module, _CAPACITY) > 0
                         self._linear[id(child)] = RouterFacts(experts, choices, bounded)
 
@@ -180,9 +180,12 @@ def _mean(numbers: list[float]) -> float:
 
 
 def _number(module: Any, names: tuple[str, ...]) -> int:
-    """Return the first of these attributes that is a positive number; 0 if there is none."""
+    """Return the first of these attributes that is a positive number; 0 if there is none.
+
+    Properties are not read, because they run code of the user.
+    """
     for name in names:
-        found = getattr(module, name, None)
+        found = vars(module).get(name)
         if isinstance(found, (int, float)) and not isinstance(found, bool) and found > 0:
             return int(found) or 1
     return 0
