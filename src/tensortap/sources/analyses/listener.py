@@ -43,7 +43,6 @@ class Analyses(StepListener):
             name: family(name)(functools.partial(self._give, name), unseen, **options)
             for name, options in families.items()
         }
-        self.families = tuple(families)
         self._records, self._step, self._prefix = records, step, prefix
         self._heads: dict[tuple[Kind, str, str, str], Record] = {}
         self._given: dict[str, tuple[list[Record], list[float]]] = {}  # by family, in this step
