@@ -616,16 +616,6 @@ def autoencoder_with_noise():
     return net, optimizer, fit(optimizer, lambda: F.mse_loss(net(x + torch.randn_like(x)), x))
 
 
-HINTS = {  # what they do on purpose
-    "convolutions": {"same_batch"},
-    "gan": {"batch_norm_in_evaluation"},
-    "generator_alone": {"batch_norm_in_evaluation"},
-    "lbfgs": {"same_batch"},
-    "regression": {"same_batch"},
-    "wgan_with_clipping": {"batch_norm_in_evaluation"},
-}
-
-
 def test_there_are_thirty():
     assert len(PROGRAMS) >= 30
 
@@ -679,4 +669,4 @@ def found_in(make: Program) -> tuple[list[str], set[str]]:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_alert(name):
-    assert found_in(PROGRAMS[name]) == ([], HINTS.get(name, set()))
+    assert found_in(PROGRAMS[name]) == ([], set())

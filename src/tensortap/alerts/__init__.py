@@ -13,7 +13,6 @@ from __future__ import annotations
 from tensortap.alerts.alert import Alert, Finding, alert_of, record_of
 from tensortap.alerts.defaults import DEFAULT
 from tensortap.alerts.model_rules import (
-    batch_norm_in_evaluation,
     dropout_in_evaluation,
     gradients_in_evaluation,
     initialization,
@@ -24,7 +23,6 @@ from tensortap.alerts.model_rules import (
     not_registered,
     random_in_evaluation,
     repeated_layer,
-    same_batch,
     training_in_eval,
     untied,
     wide_layers,
@@ -66,7 +64,6 @@ __all__ = [
     "RuleState",
     "StepState",
     "alert_of",
-    "batch_norm_in_evaluation",
     "clipping",
     "constant",
     "dead",
@@ -94,7 +91,6 @@ __all__ = [
     "record_of",
     "repeated_layer",
     "replicas",
-    "same_batch",
     "saturated",
     "scheduler_per_batch",
     "silent",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +15,6 @@ from tensortap.record import Summary
 
 _FEW = 16  # values of a weight whose standard deviation says little
 _TINY, _HUGE = 1e-30, 1e15  # sizes that no weight has on purpose
-_FEW_BATCHES = 3
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -160,21 +158,6 @@ def dropout_in_evaluation() -> Rule:
     return of_steps(check, "dropout_in_evaluation")
 
 
-def batch_norm_in_evaluation() -> Rule:
-    """Give a hint if batch norm changes its running statistics while gradients are off."""
-
-    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
-        if facts.batch_norm:
-            message = (
-                f"batch norm ({_listed(facts.batch_norm)}) changes its running statistics although "
-                "gradients are off; call model.eval() before an evaluation. GANs, momentum "
-                "encoders and update_bn() do this on purpose"
-            )
-            yield MODEL, message
-
-    return of_steps(check, "batch_norm_in_evaluation", HINT)
-
-
 def _of_passes(
     name: str,
     patience: int,
@@ -210,7 +193,7 @@ def gradients_in_evaluation(patience: int = 3) -> Rule:
     return _of_passes(
         "gradients_in_evaluation",
         patience,
-        lambda each: not each.training and each.whole,
+        lambda each: not each.training,
         lambda each: message if each.gradients and each.unused else "",
         HINT,
         most=None,
@@ -227,38 +210,18 @@ def random_in_evaluation(patience: int = 3) -> Rule:
     return _of_passes(
         "random_in_evaluation",
         patience,
-        lambda each: not each.training and each.whole,
+        lambda each: not each.training,
         lambda each: message if each.random else "",
         HINT,
         most=None,
     )
 
 
-# -- batches ---------------------------------------------------------------------------------
+# -- inputs ----------------------------------------------------------------------------------
 
 
 def _trains(each: PassFacts) -> bool:
-    return each.training and each.gradients and each.whole
-
-
-@checked
-def same_batch(patience: int = 20) -> Rule:
-    """Give a hint if the last `patience` batches are at most 3 different ones."""
-    check_count("patience", patience)
-
-    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
-        batches = state.setdefault("batches", collections.deque(maxlen=patience))
-        trained = [e.input.digest for e in facts.passes if e.training and e.gradients and e.input]
-        batches.extend(trained[:1])
-        count = len(set(batches))
-        if len(batches) == patience and count <= min(_FEW_BATCHES, patience // 2):
-            which = "the same" if count == 1 else f"only {count} different ones"
-            message = (
-                f"the last {patience} batches are {which}; ignore this if the model is to fit them"
-            )
-            yield MODEL, message
-
-    return of_steps(check, "same_batch", HINT)
+    return each.training and each.gradients
 
 
 @checked
@@ -267,10 +230,11 @@ def not_normalized(largest: float = 20.0, patience: int = 3) -> Rule:
     check_positive("largest", largest)
 
     def problem(each: PassFacts) -> str:
-        rms = each.input.rms if each.input is not None else None
-        if rms is None or rms <= largest:
+        if each.input_rms is None or each.input_rms <= largest:
             return ""
-        return f"the model's input has a root mean square of {rms:.3g}: is it normalized?"
+        return (
+            f"the model's input has a root mean square of {each.input_rms:.3g}: is it normalized?"
+        )
 
     return _of_passes("not_normalized", patience, _trains, problem, HINT)
 
@@ -283,14 +247,14 @@ def input_scale(factor: float = 10.0, patience: int = 2) -> Rule:
 
     def check(facts: StepFacts, state: dict[str, Any]) -> Found:
         for each in facts.passes:
-            if each.input is None or not each.input.rms:
+            if not each.input_rms:
                 continue
             if each.training:
-                state["training"] = each.input.rms
+                state["training"] = each.input_rms
             elif "training" in state:
-                ratio = each.input.rms / state["training"]
+                ratio = each.input_rms / state["training"]
                 if in_a_row(state, MODEL, not 1 / factor < ratio < factor):
-                    state["sizes"] = each.input.rms, state["training"]
+                    state["sizes"] = each.input_rms, state["training"]
         if state.get(MODEL, 0) >= patience:
             there, here = state["sizes"]
             message = (
@@ -369,8 +333,7 @@ def wide_layers(patience: int = 3) -> Rule:
 
 
 MODEL_RULES: tuple[Rule, ...] = (
-    batch_norm_in_evaluation(), dropout_in_evaluation(), gradients_in_evaluation(),
-    initialization(), input_ignored(), input_scale(), no_autocast(), not_normalized(),
-    not_registered(), random_in_evaluation(), repeated_layer(), same_batch(), training_in_eval(),
-    untied(), wide_layers(),
+    dropout_in_evaluation(), gradients_in_evaluation(), initialization(), input_ignored(),
+    input_scale(), no_autocast(), not_normalized(), not_registered(), random_in_evaluation(),
+    repeated_layer(), training_in_eval(), untied(), wide_layers(),
 )  # fmt: skip

@@ -31,26 +31,15 @@ class InitialWeight(NamedTuple):
     digest: bytes  # equal for weights with the same values; empty if it is not trained
 
 
-class BatchFacts(NamedTuple):
-    """The first tensor that a model was called with, as far as it was read."""
-
-    digest: bytes
-    equal_rows: bool | None = None
-    rms: float | None = None  # root mean square of floats
-
-
 class PassFacts(NamedTuple):
     """A forward pass of the model."""
 
     training: bool  # its mode
     gradients: bool  # whether they were recorded
-    whole: bool  # whether more was looked at than the digest of the input
-    unused: bool = False  # it could have been differentiated, and was not
-    ignores_input: bool = (
-        False  # rows of the output are the same, although those of the input differ
-    )
-    input: BatchFacts | None = None
-    random: bool = False  # it drew random numbers on the CPU with all modules in eval() mode
+    unused: bool  # it could have been differentiated, and was not
+    ignores_input: bool  # rows of the output are the same, although those of the input differ
+    input_rms: float | None  # root mean square of the first input, if that has floats
+    random: bool  # it drew random numbers on the CPU with all modules in eval() mode
 
 
 class PrecisionFacts(NamedTuple):
@@ -77,7 +66,6 @@ class StepFacts(NamedTuple):
     changed_late: bool  # gradients were changed after the step that used them, and then zeroed
     trained_in_eval: bool
     dropout: tuple[str, ...]  # modules that were active while gradients were off
-    batch_norm: tuple[str, ...]  # those that changed their running statistics then
     passes: tuple[PassFacts, ...]  # those that were looked at
     precision: PrecisionFacts | None
     # once, before training: weights, and lists with one layer several times, and how often

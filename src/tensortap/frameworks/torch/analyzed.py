@@ -36,6 +36,20 @@ _SHARDED = "gradients of fully_shard are averaged before anybody sees them"
 _NO_OPTIMIZER = "no updates: pass the optimizer, tap.track(model, optimizer=...)"
 
 
+def _guarded(look: Callable[..., None]) -> Callable[..., None]:
+    """Return a method that looks only in observed steps, and never raises."""
+
+    @functools.wraps(look)
+    def call(self: AnalysisHooks, *args: Any) -> None:
+        if self._observer.capturing:
+            try:
+                look(self, *args)
+            except Exception as error:
+                self._observer.fault("analyses", error)
+
+    return call
+
+
 class AnalysisHooks:
     """Hooks for analyses, on outputs, parameters and optimizers, as far as somebody listens."""
 
@@ -100,71 +114,50 @@ class AnalysisHooks:
     def _wants(self, name: str) -> bool:
         return self._observer.wants(Kind.HEALTH, name)
 
+    @_guarded
     def _on_gradient(
         self, name: str, of: Callable[[], torch.Tensor | None], gradient: torch.Tensor
     ) -> None:
-        if not self._observer.capturing:
-            return
-        try:
-            # in a sharded model, this is a parameter that FSDP does not average
-            if self._wants(name) and self._listener.wants("gradient") and not self._is_sharded:
-                parameter = of()
-                if parameter is not None and parameter.grad is None and self._replicas == 1:
-                    self._listener.gradient(name, None)
-                elif (array := self._array(gradient.detach())) is not None:
-                    self._listener.gradient(name, array)
-            self._note_pass()
-        except Exception as error:
-            self._observer.fault(name, error)
+        # in a sharded model, this is a parameter that FSDP does not average
+        if self._wants(name) and self._listener.wants("gradient") and not self._is_sharded:
+            parameter = of()
+            if parameter is not None and parameter.grad is None and self._replicas == 1:
+                self._listener.gradient(name, None)
+            elif (array := self._array(gradient.detach())) is not None:
+                self._listener.gradient(name, array)
+        self._note_pass(gradient)
 
+    @_guarded
     def _on_root_output(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if self._observer.capturing:
-            try:
-                for _, tensor in tensors_in(output, torch.Tensor):
-                    if tensor.requires_grad:
-                        tensor.register_hook(self._on_output_gradient)
-            except Exception as error:
-                self._observer.fault("analyses", error)
+        for _, tensor in tensors_in(output, torch.Tensor):
+            if tensor.requires_grad:
+                tensor.register_hook(self._note_pass)
 
-    def _on_output_gradient(self, gradient: torch.Tensor) -> None:
-        try:
-            self._note_pass()
-        except Exception as error:
-            self._observer.fault("analyses", error)
-
-    def _note_pass(self) -> None:
+    @_guarded
+    def _note_pass(self, gradient: torch.Tensor) -> None:
         """Look at all gradients at the end of this backward pass."""
         this_pass = private.backward_pass()
         if this_pass not in self._passes and self._listener.wants("after_backward"):
             self._passes.add(this_pass)
             private.after_backward(self._after_backward)
 
+    @_guarded
     def _after_backward(self) -> None:
-        try:
-            found = TrainedParameters(self._trained(self._named().items()))
-            self._listener.after_backward(found)
-        except Exception as error:
-            self._observer.fault("analyses", error)
+        found = TrainedParameters(self._trained(self._named().items()))
+        self._listener.after_backward(found)
 
+    @_guarded
     def _on_update(self, after: bool, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._observer.capturing:
-            return
-        try:
-            names = {id(parameter): name for name, parameter in self._named().items()}
-            named = (
-                (names[id(parameter)], parameter)
-                for parameter in parameters_of(optimizer)
-                if id(parameter) in names
-            )
-            # before the step, a closure has not computed the gradients yet
-            closure = any(callable(argument) for argument in (*args[1:], *kwargs.values()))
-            found = TrainedParameters(self._trained(named, after or not closure))
-            if after:
-                self._listener.after_update(found)
-            else:
-                self._listener.before_update(found)
-        except Exception as error:
-            self._observer.fault("analyses", error)
+        names = {id(parameter): name for name, parameter in self._named().items()}
+        named = (
+            (names[id(parameter)], parameter)
+            for parameter in parameters_of(optimizer)
+            if id(parameter) in names
+        )
+        # before the step, a closure has not computed the gradients yet
+        closure = any(callable(argument) for argument in (*args[1:], *kwargs.values()))
+        found = TrainedParameters(self._trained(named, after or not closure))
+        (self._listener.after_update if after else self._listener.before_update)(found)
 
     def _trained(
         self, named: Iterable[tuple[str, torch.nn.Parameter]], gradients: bool = True

@@ -14,17 +14,13 @@ import torch
 from torch import nn
 
 from tensortap.frameworks.observing import inputs_of, tensors_in
-from tensortap.frameworks.steps import BatchFacts, PassFacts, PrecisionFacts
+from tensortap.frameworks.steps import PassFacts, PrecisionFacts
 from tensortap.frameworks.torch.hidden import hide_from_compiler
 from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
 from tensortap.frameworks.torch.private import backward_pass
-from tensortap.frameworks.torch.tensors import quiet, view, why_not
-from tensortap.stats.shard_digest import shard_digest
+from tensortap.frameworks.torch.tensors import quiet, why_not
 
-_WINDOW, _WINDOW_EVERY = 32, 1000  # steps whose batches are compared
 _FIRST_EVALUATIONS = 16
-_VALUES = 1024  # of an input, that are read
-_MOST_VALUES = 1 << 22  # that are read if these are all the same, as in sparse inputs
 _ROWS, _COLUMNS = 64, 256  # that are compared
 _MOST_PASSES = 8  # of a step
 _MOST_OUTPUTS = 4
@@ -62,20 +58,22 @@ def sample(tensor: torch.Tensor, most: int = 1024) -> torch.Tensor:
 class _Pass:
     """A forward pass that is looked at."""
 
-    def __init__(self, training: bool, whole: bool, values: BatchFacts | None) -> None:
-        self.training, self.whole = training, whole
-        self.gradients = torch.is_grad_enabled()
-        self.input = values
+    def __init__(self, training: bool, given: torch.Tensor | None) -> None:
+        self.training, self.gradients = training, torch.is_grad_enabled()
+        self.rms: float | None = None
+        self.rows_differ = False
+        with quiet():
+            if given is not None and is_readable(given):
+                self.rms, self.rows_differ = _rms(given), _rows_are_equal(given) is False
         self.differentiable = self.used = self.waited = self.ignores_input = False
         self.random = False
-        self.generator = None if training or not whole else torch.get_rng_state()
+        self.generator = None if training else torch.get_rng_state()
 
     def facts(self) -> PassFacts:
         unused = self.differentiable and not self.used
         return PassFacts(
-            self.training, self.gradients, self.whole, unused, self.ignores_input, self.input,
-            self.random,
-        )  # fmt: skip
+            self.training, self.gradients, unused, self.ignores_input, self.rms, self.random
+        )
 
 
 class PassWatch:
@@ -123,19 +121,15 @@ class PassWatch:
             return
         training = self._root.training
         if training and torch.is_grad_enabled():
-            whole, looks = is_checked(self._number), self._number % _WINDOW_EVERY < _WINDOW
+            looks = is_checked(self._number)
         else:
             self._evaluations += 1
-            whole = is_checked(self._evaluations) or self._evaluations <= _FIRST_EVALUATIONS
-            looks = whole
-        if not whole and not looks:
+            looks = is_checked(self._evaluations) or self._evaluations <= _FIRST_EVALUATIONS
+        if not looks:
             return
         first = next((tensor for _, tensor in inputs_of(args, kwargs, torch.Tensor)), None)
-        with quiet():
-            values = _input_facts(first, whole) if is_readable(first) else None
-        self._passes.append(_Pass(training, whole, values))
-        if whole:
-            self._running = self._passes[-1]
+        self._running = _Pass(training, first)
+        self._passes.append(self._running)
 
     def _on_output(self, module: nn.Module, args: Any, output: Any) -> None:
         running, self._running = self._running, None
@@ -147,7 +141,9 @@ class PassWatch:
             running.random = not any(each.training for each in self._root.modules())
         found = [tensor for _, tensor in tensors_in(output, torch.Tensor)]
         with quiet():
-            running.ignores_input = _ignores(running.input, found[0] if found else None)
+            if running.rows_differ and found and is_readable(found[0]):
+                is_float = found[0].is_floating_point()
+                running.ignores_input = is_float and _rows_are_equal(found[0]) is True
         if not running.gradients:
             return
         differentiable = [each for each in found if each.requires_grad and not each.is_leaf]
@@ -162,37 +158,21 @@ def _on_gradient(this: _Pass, gradient: torch.Tensor | None) -> None:
     this.used = True
 
 
-def _input_facts(tensor: torch.Tensor, whole: bool) -> BatchFacts | None:
-    """Return facts about an input, only its digest unless `whole`; None if too little is known."""
-    values = sample(tensor, _VALUES)
-    if len(values) < tensor.numel() and bool((values == values[0]).all()):
-        if tensor.numel() > _MOST_VALUES:
-            return None
-        values = tensor.detach().flatten()
-    digest = shard_digest(view(values)) + repr(tuple(tensor.shape)).encode()
-    if not whole or tensor.is_complex():
-        return BatchFacts(digest)
-    rms = float(values.double().square().mean().sqrt()) if tensor.is_floating_point() else None
-    if rms is not None and not math.isfinite(rms):
-        return BatchFacts(digest)  # other rules report it
-    return BatchFacts(digest, _has_equal_rows(tensor), rms)
+def _rms(tensor: torch.Tensor) -> float | None:
+    """Return the root mean square of a sample of floats; None if it is not finite."""
+    if not tensor.is_floating_point():
+        return None
+    rms = float(sample(tensor).double().square().mean().sqrt())
+    return rms if math.isfinite(rms) else None  # other rules report it
 
 
-def _has_equal_rows(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has at least two rows, and all of them are the same."""
+def _rows_are_equal(tensor: torch.Tensor) -> bool | None:
+    """Return whether all rows of a tensor are the same; None if there are no two rows."""
     if tensor.ndim < 2 or len(tensor) < 2 or tensor[0].numel() < 2:
-        return False
+        return None
     rows = tensor.detach()[:_ROWS].reshape(min(len(tensor), _ROWS), -1)
     rows = rows[:, :: -(-rows.shape[1] // _COLUMNS) | 1]
     return bool((rows[1:] == rows[0]).all())
-
-
-def _ignores(values: BatchFacts | None, output: torch.Tensor | None) -> bool:
-    """Return whether all rows of an output are the same, although those of the input differ."""
-    if values is None or values.equal_rows is not False or not is_readable(output):
-        return False
-    assert output is not None
-    return output.is_floating_point() and _has_equal_rows(output)
 
 
 class PrecisionWatch:

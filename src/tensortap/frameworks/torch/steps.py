@@ -37,7 +37,9 @@ from tensortap.frameworks.torch.tensors import quiet
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 _LOOK_UP = 10  # steps after which parameters are looked up again, if nobody else does
 _NOISE = 0.01  # of the largest gradient
-_BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_WITH_MODES = (
+    *_DROPOUT, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
+)  # fmt: skip
 
 
 class _Version:
@@ -173,7 +175,6 @@ class StepWatch:
         self._stuck: dict[int, bool] = {}
         self._with_gradient: set[int] = set()
         self._dropout: dict[str, None] = {}
-        self._batch_norm: dict[str, None] = {}
 
     def attach(self) -> None:
         if not self._number:
@@ -185,11 +186,11 @@ class StepWatch:
             self._ties = TiedParameters(self._root)
             self._unregistered = UnregisteredParameters(self._root)
         self._versions = _versions_of(self._parameters(True))
-        modes = [(name, each) for name, each in self._root.named_modules() if _has_mode(each)]
-        self._has_modes = bool(modes)
-        for name, module in modes:
-            hook = ModuleHook(functools.partial(self._guarded, self._on_mode, name))
-            self._undo.append(hook_module(module, hook, before=True))
+        self._has_modes = any(isinstance(each, _WITH_MODES) for each in self._root.modules())
+        for name, module in self._root.named_modules():
+            if isinstance(module, _DROPOUT):
+                hook = ModuleHook(functools.partial(self._guarded, self._on_dropout, name))
+                self._undo.append(hook_module(module, hook, before=True))
         self._passes.attach()
         self._precision.attach()
         for optimizer in self._optimizers:
@@ -216,7 +217,7 @@ class StepWatch:
     @property
     def has_evaluated(self) -> bool:
         """Return whether this step called the model without gradients or in ``eval()`` mode."""
-        return bool(self._dropout or self._batch_norm or self._passes.has_evaluated)
+        return bool(self._dropout or self._passes.has_evaluated)
 
     def _trained(self) -> set[int]:
         return {id(p) for each in self._optimizers for p in parameters_of(each)}
@@ -234,14 +235,11 @@ class StepWatch:
 
     # -- within a step -------------------------------------------------------------------
 
-    def _on_mode(self, name: str, module: nn.Module, args: Any) -> None:
-        is_dropout = isinstance(module, _DROPOUT)
-        found = self._dropout if is_dropout else self._batch_norm
+    def _on_dropout(self, name: str, module: nn.Module, args: Any) -> None:
         if backward_pass() != -1:
-            found.pop(name, None)  # a checkpoint computes it again, with gradients
-        elif module.training and self._root.training and not torch.is_grad_enabled():
-            if module.p if is_dropout else module.track_running_stats:
-                found[name] = None
+            self._dropout.pop(name, None)  # a checkpoint computes it again, with gradients
+        elif module.training and self._root.training and not torch.is_grad_enabled() and module.p:
+            self._dropout[name] = None
 
     def _on_computed(self, gradient: _WatchedGradient, parameter: nn.Parameter) -> None:
         gradient.on_computed()
@@ -326,7 +324,6 @@ class StepWatch:
             self._late,
             self._has_modes and bool(self._steps) and not self._root.training,
             tuple(self._dropout),
-            tuple(self._batch_norm),
             self._passes.end_step(),
             self._precision.end_step(),
             **self._initial,
@@ -367,7 +364,3 @@ def _with_gradient(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, torc
     for parameter, size in sizes.items():
         if size > _NOISE * largest:
             yield id(parameter), sample(parameter)
-
-
-def _has_mode(module: nn.Module) -> bool:
-    return isinstance(module, (*_DROPOUT, *_BATCH_NORM))
