@@ -30,18 +30,7 @@ def compiled() -> list[Row]:
     ]  # fmt: skip
 
 
-def compiled_attention() -> list[Row]:
-    """Measure the same with analyses that look into the graphs of the GPT."""
-    families = ["attention", "activations"]
-    plain, observed, others, _ = _beside(analyses=families)
-    name = f"compiled GPT, analyses={families}"
-    return [
-        Row(f"{name} ÷ untracked", 1.5, True, observed, plain),
-        Row("the same, steps not observed, ÷ untracked", 1.02, True, others, plain),
-    ]
-
-
-def _beside(**options: Any) -> tuple[list[float], list[float], list[float], dict[str, float]]:
+def _beside() -> tuple[list[float], list[float], list[float], dict[str, float]]:
     """Return times of steps: untracked, observed and not observed; and of both compilations."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache = tempfile.mkdtemp()
     import torch
@@ -57,7 +46,7 @@ def _beside(**options: Any) -> tuple[list[float], list[float], list[float], dict
         tap.init(folder)
         base, ours = Training(), Training()
         # both in one process: every second step of one of them is observed
-        with tap.track(ours.model, optimizer=ours.optimizer, every=2, **options) as tracker:
+        with tap.track(ours.model, optimizer=ours.optimizer, every=2) as tracker:
             steps = {"base": base.step, "ours": lambda: tracker.step(loss=ours.step())}
             for training in (base, ours):
                 training.model = torch.compile(training.model, fullgraph=True)
@@ -165,4 +154,4 @@ def bits_table(rows: Iterable[Row]) -> list[str]:
     return lines if found else []
 
 
-ROWS = (compiled, compiled_attention, compiled_bits)
+ROWS = (compiled, compiled_bits)

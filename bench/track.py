@@ -126,12 +126,6 @@ def analyses() -> list[Row]:
     return [Row("the same with every=10, analyses=True ÷ untracked", 1.05, True, a, b, note=note)]
 
 
-def analyses_spectra() -> list[Row]:
-    """Measure what the process that computes spectra adds to tracking."""
-    a, b = _beside(7, 10, {"every": 10, "analyses": ["spectra"]}, {"every": 10})
-    return [Row("spectra in a worker, every=10 ÷ tracked without", 1.01, True, a, b)]
-
-
 def health_rules() -> list[Row]:
     """Measure the rules over training steps alone; no tensor is recorded."""
     from tensortap.alerts.defaults import STEP_RULES
@@ -270,4 +264,4 @@ def tracking_memory() -> list[Row]:
                 [held[200]], note=note)]  # fmt: skip
 
 
-ROWS = (gpt, gpt_every_10, analyses, analyses_spectra, health_rules, small_models, tracking_memory)
+ROWS = (gpt, gpt_every_10, analyses, health_rules, small_models, tracking_memory)

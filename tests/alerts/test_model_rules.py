@@ -1,15 +1,19 @@
-"""Rules over the parameters of a model: each with the bug, and with the fix."""
+"""Rules over a model: each with the bug, and with the fix."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import tensortap as tap
 from tests.alerts.training import model, sgd, train
+
+# -- structure -------------------------------------------------------------------------------
 
 
 class Net(nn.Module):
@@ -28,106 +32,16 @@ class Net(nn.Module):
         return x
 
 
-def test_updates_that_are_lost_in_rounding():
-    for lr, expected in ((1e-4, {("never_changes", "1.weight")}), (0.1, set())):
-        net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2)).bfloat16()
-        optimizer = torch.optim.SGD(net[1:2].parameters(), lr=lr)
-
-        def step(net=net, optimizer=optimizer):
-            optimizer.zero_grad()
-            net(torch.randn(3, 4).bfloat16()).square().mean().backward()
-            optimizer.step()
-
-        rules = [tap.alerts.never_changes()]
-        with tap.track(net, optimizer=optimizer, alerts=rules) as tracker:
-            for _ in range(31):
-                step()
-                tracker.step()
-        assert {(alert.rule, alert.name) for alert in tracker.alerts} == expected
-
-
-def test_rows_of_an_embedding_without_a_gradient_may_stay():
-    net = nn.Sequential(nn.Embedding(5000, 8), nn.Linear(8, 2))
-    optimizer = sgd(net, momentum=0.0)
-
-    def step():
-        optimizer.zero_grad()
-        net(torch.tensor([3, 4])).square().mean().backward()
-        optimizer.step()
-
-    assert train(net, optimizer, step, steps=31) == set()
-
-
-def test_gradients_that_are_rounding_errors_are_no_bug():
-    net = model(nn.BatchNorm1d(8))  # takes away the bias of the layer before it
-    assert train(net, sgd(net, lr=1e-3), steps=31) == set()
-
-
-def test_weights_that_change_outside_of_the_step():
-    net = model()
-    optimizer = sgd(net)
-    clips = True
-
-    def step():
-        optimizer.zero_grad()
-        net(torch.randn(3, 4)).square().mean().backward()
-        optimizer.step()
-        if clips:
-            with torch.no_grad():
-                net[0].weight.clamp_(-0.5, 0.5)
-
-    with tap.track(net, optimizer=optimizer, alerts=True, on_alert="stop") as tracker:
-        for _ in range(5):
-            step()
-            tracker.step()
-    (hint,) = tracker.hints
-    assert (hint.rule, hint.severity, tracker.alerts) == ("changed_outside", "hint", [])
-    assert str(hint).startswith("step 2, model (Weight): hint: 0.weight change outside")
-    clips = False
-    assert train(net, optimizer, step, hints=True) == set()
-
-    def rewrites():
-        step()
-        net[0].weight.data.clamp_(-0.1, 0.1)
-
-    assert train(net, optimizer, rewrites, hints=True) == {("changed_outside", "model")}
-
-
 def test_hints_in_a_run(tmp_path):
-    net = model()
-    optimizer = sgd(net, weight_decay=0.01)
-    with tap.track(net, optimizer=optimizer, alerts=True, out_path=tmp_path / "run") as tracker:
+    net = nn.Sequential(*[nn.Linear(4, 4)] * 2)
+    path = tmp_path / "run"
+    with tap.track(net, sgd(net), alerts=True, on_alert="stop", out_path=path) as tracker:
         tracker.step()
     run = tap.open(tracker.path)
     assert run.alerts() == []
     (hint,) = run.hints()
-    assert (hint.rule, hint.name, hint.severity) == ("weight_decay", "model", "hint")
-    assert "(0.bias, 1.bias)" in hint.message
-
-
-def test_weight_decay_in_groups():
-    net = model()
-    groups = [
-        {"params": [p for p in net.parameters() if p.ndim > 1], "weight_decay": 0.1},
-        {"params": [p for p in net.parameters() if p.ndim < 2]},
-    ]
-    assert train(net, torch.optim.AdamW(groups, weight_decay=0.0), hints=True) == set()
-
-
-@pytest.mark.parametrize("runs", [False, True])
-def test_a_frozen_module_that_never_runs(runs):
-    class WithSpare(Net):
-        def __init__(self):
-            super().__init__(nn.ModuleList)
-            self.spare = nn.Linear(4, 8).requires_grad_(False)
-
-        def forward(self, x):
-            extra = self.spare(x).sum() if runs else 0
-            return super().forward(x) + extra
-
-    net = WithSpare()
-    found = train(net, sgd(net), hints=True)
-    assert found == (set() if runs else {("never_runs", "spare")})
+    assert (hint.rule, hint.name, hint.severity) == ("repeated_layer", "Sequential", "hint")
+    assert str(hint).startswith("step 0, Sequential (Weight): hint: the same layer stands in it")
 
 
 @pytest.mark.parametrize("layers", [list, lambda layers: {0: layers}, nn.ModuleList])
@@ -198,3 +112,201 @@ def test_tied_weights_that_come_apart():
     found = {alert.name: alert.message for alert in tracker.alerts if alert.rule == "untied"}
     assert list(found) == ["2.weight"]
     assert "it was tied to 0.weight" in found["2.weight"]
+
+
+CLASSES = 3
+
+
+def trained(batches, loss=None, *, net=None, hints=False, steps=25, after=None, **options):
+    """Return the rules that speak up while a model is trained on `batches`."""
+    torch.manual_seed(0)
+    net = net or nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+    optimizer = sgd(net, lr=0.01)
+    batches = iter(batches)
+    loss = loss or (lambda output: output.square().mean())
+
+    def step():
+        optimizer.zero_grad()
+        loss(net(next(batches))).backward()
+        optimizer.step()
+        if after is not None:
+            after(net)
+
+    return {rule for rule, _ in train(net, optimizer, step, steps, hints, **options)}
+
+
+def noise(scale=1.0, shape=(16, 4)):
+    while True:
+        yield scale * torch.randn(shape)
+
+
+TARGET = torch.arange(16) % CLASSES
+
+
+# -- modes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["recorded", "no_grad", "attack"])
+def test_gradients_in_evaluation(how):
+    def evaluate(net):
+        net.eval()
+        with torch.set_grad_enabled(how != "no_grad"):
+            output = net(torch.randn(16, 4))
+        if how == "attack":  # gradients that somebody uses
+            torch.autograd.grad(output.sum(), list(net.parameters()))
+        net.train()
+
+    found = trained(noise(), after=evaluate, hints=True)
+    assert found == ({"gradients_in_evaluation"} if how == "recorded" else set())
+
+
+class Noisy(nn.Module):
+    """Dropout by a function; `fixed` tells it about the mode."""
+
+    def __init__(self, fixed: bool) -> None:
+        super().__init__()
+        self.fixed = fixed
+
+    def forward(self, x):
+        return F.dropout(x, 0.5, self.training if self.fixed else True)
+
+
+@pytest.mark.parametrize("how", ["function", "fixed", "module left in train mode"])
+def test_random_numbers_in_evaluation(how):
+    net = model(nn.Dropout(0.5) if "module" in how else Noisy(how == "fixed"))
+
+    def evaluate(net):
+        net.eval()
+        net[1].train("module" in how)  # as for estimates of uncertainty
+        with torch.no_grad():
+            net(torch.randn(16, 4))
+        net.train()
+
+    found = trained(noise(), net=net, after=evaluate, hints=True)
+    assert found == ({"random_in_evaluation"} if how == "function" else set())
+
+
+# -- batches ---------------------------------------------------------------------------------
+
+
+def test_inputs_that_are_not_normalized():
+    pixels = (255 * x.sigmoid() for x in noise())
+    assert trained(pixels, hints=True) == {"not_normalized"}
+    assert trained((x.sigmoid() for x in noise()), hints=True) == set()
+
+
+@pytest.mark.parametrize("scale", [1.0, 50.0])
+def test_inputs_that_change_scale_in_evaluation(scale):
+    def evaluate(net):
+        net.eval()
+        with torch.no_grad():
+            net(scale * torch.randn(16, 4))
+        net.train()
+
+    assert trained(noise(), after=evaluate) == ({"input_scale"} if scale > 1 else set())
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_inputs_that_are_not_finite_have_no_scale(bad):
+    def evaluate(net):
+        net.eval()
+        with torch.no_grad():
+            net(torch.full((16, 4), bad))
+        net.train()
+
+    inputs = (torch.full((16, 4), bad) for _ in itertools.count())
+    found = trained(inputs, after=evaluate, hints=True)
+    assert not found & {"input_scale", "not_normalized"}
+
+
+class Blind(nn.Module):
+    """A model whose output depends on a bias alone."""
+
+    def __init__(self, blind: bool) -> None:
+        super().__init__()
+        self.blind, self.layer = blind, nn.Linear(4, CLASSES)
+
+    def forward(self, x):
+        return self.layer(x * (0 if self.blind else 1))
+
+
+@pytest.mark.parametrize("blind", [True, False])
+def test_an_output_that_does_not_depend_on_the_input(blind):
+    found = trained(noise(), lambda output: F.cross_entropy(output, TARGET), net=Blind(blind))
+    assert ("input_ignored" in found) is blind
+
+
+def test_a_head_that_starts_with_zeros_is_no_bug():
+    net = Blind(False)
+    nn.init.zeros_(net.layer.weight)
+    loss = lambda output: F.cross_entropy(output, TARGET)
+    assert "input_ignored" not in trained(noise(), loss, net=net)
+
+
+# -- dtypes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "step", "switched off"])
+def test_autocast_around_other_code_than_the_model(where):
+    net = model()
+    if where == "switched off":
+        net = Off(net)
+    optimizer = sgd(net, lr=1e-3)
+
+    def autocast(*places):
+        return torch.autocast("cpu", torch.bfloat16, enabled=where in places)
+
+    def step():
+        optimizer.zero_grad()
+        with autocast("forward", "switched off"):
+            loss = net(torch.randn(16, 4)).square().mean()
+        with autocast("backward"):
+            loss.backward()
+        with autocast("step"):
+            optimizer.step()
+
+    found = {rule for rule, _ in train(net, optimizer, step)}
+    assert found == (set() if where == "forward" else {"no_autocast"})
+
+
+class Off(nn.Module):
+    """A model that switches autocast off."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        with torch.autocast("cpu", enabled=False):
+            return self.inner(x)
+
+
+class Mixed(nn.Module):
+    """A model of which a layer leaves autocast, or whose output is float64."""
+
+    def __init__(self, bug: str) -> None:
+        super().__init__()
+        self.bug, self.first, self.second = bug, nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        x = self.first(x)
+        if self.bug == "float32":
+            with torch.autocast("cpu", enabled=False):
+                return self.second(x.float())
+        x = self.second(x)
+        return x.double() if self.bug == "float64" else x
+
+
+@pytest.mark.parametrize("bug", ["", "float32", "float64"])
+def test_layers_that_compute_in_other_dtypes(bug):
+    net = Mixed(bug)
+    optimizer = sgd(net, lr=1e-3)
+
+    def step():
+        with torch.autocast("cpu", torch.bfloat16):
+            optimizer.zero_grad()
+            net(torch.randn(16, 4)).square().mean().backward()
+        optimizer.step()
+
+    found = {rule for rule, _ in train(net, optimizer, step, hints=True)}
+    assert found == ({"wide_layers"} if bug else set())

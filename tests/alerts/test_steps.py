@@ -390,3 +390,80 @@ def test_training_is_bit_identical(seed):
                     tracker.step()
     for a, b in zip(net.parameters(), twin.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_updates_that_are_lost_in_rounding():
+    for lr, expected in ((1e-4, {("never_changes", "1.weight")}), (0.1, set())):
+        net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2)).bfloat16()
+        optimizer = torch.optim.SGD(net[1:2].parameters(), lr=lr)
+
+        def step(net=net, optimizer=optimizer):
+            optimizer.zero_grad()
+            net(torch.randn(3, 4).bfloat16()).square().mean().backward()
+            optimizer.step()
+
+        rules = [tap.alerts.never_changes()]
+        with tap.track(net, optimizer=optimizer, alerts=rules) as tracker:
+            for _ in range(31):
+                step()
+                tracker.step()
+        assert {(alert.rule, alert.name) for alert in tracker.alerts} == expected
+
+
+def test_rows_of_an_embedding_without_a_gradient_may_stay():
+    net = nn.Sequential(nn.Embedding(5000, 8), nn.Linear(8, 2))
+    optimizer = sgd(net, momentum=0.0)
+
+    def step():
+        optimizer.zero_grad()
+        net(torch.tensor([3, 4])).square().mean().backward()
+        optimizer.step()
+
+    assert train(net, optimizer, step, steps=31) == set()
+
+
+def test_gradients_that_are_rounding_errors_are_no_bug():
+    net = model(nn.BatchNorm1d(8))  # takes away the bias of the layer before it
+    assert train(net, sgd(net, lr=1e-3), steps=31) == set()
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.8), True),
+        (lambda o: torch.optim.lr_scheduler.StepLR(o, 5, 0.1), True),
+        (lambda o: torch.optim.lr_scheduler.StepLR(o, 20, 0.1), False),
+        (lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 30), False),
+        (lambda o: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.0, 30), False),
+    ],
+)
+def test_a_schedule_of_epochs_that_is_stepped_per_batch(make, found):
+    net = model()
+    optimizer = sgd(net, lr=0.01)
+    scheduler = make(optimizer)
+
+    def step():
+        optimizer.zero_grad()
+        net(torch.randn(16, 4)).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+
+    hints = train(net, optimizer, step, hints=True, steps=29)
+    name = "learning rate of group 0"
+    assert hints == ({("scheduler_per_batch", name)} if found else set())
+
+
+@pytest.mark.parametrize("zeroed", [True, False])
+def test_clipping_after_the_step(zeroed):
+    net = nn.Linear(4, 4)
+    optimizer = sgd(net, lr=1e-4)
+
+    def step():
+        optimizer.zero_grad()
+        net(torch.randn(16, 4)).square().mean().backward()
+        optimizer.step()
+        for parameter in net.parameters():
+            parameter.grad.mul_(0.0 if zeroed else 0.5)  # zeroed by hand, or clipped
+
+    found = train(net, optimizer, step, hints=True)
+    assert found == (set() if zeroed else {("clipping", "model")})

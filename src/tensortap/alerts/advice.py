@@ -26,9 +26,7 @@ REMEDIES = {
     "initialization": "Give each layer its own random numbers of about 1/sqrt(fan_in).",
     "learning_rate": "Check the schedule: its warmup, its unit (batches or epochs), its last step.",
     "input_ignored": "Look for an input that is not used, masked or multiplied by 0.",
-    "labels": "Map the labels to 0 and 1, or use a loss for classes or numbers.",
     "not_normalized": "Subtract the mean of the training data and divide by its deviation.",
-    "clipping": "Set the threshold to what model.grad_norm usually is, or leave it out.",
     "wide_layers": "Look for a constant, a norm or an autocast region that changes the dtype.",
 }
 """Remedies by rule. Rules that are missing here name the remedy in their message."""

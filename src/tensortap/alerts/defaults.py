@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from tensortap.alerts.model_rules import MODEL_RULES
-from tensortap.alerts.pass_rules import PASS_RULES
-from tensortap.alerts.rate_rules import RATE_RULES
 from tensortap.alerts.rules import RECORD_RULES, Rule
 from tensortap.alerts.steps import OPTIMIZER_RULES
 
-STEP_RULES: tuple[Rule, ...] = (*OPTIMIZER_RULES, *MODEL_RULES, *PASS_RULES, *RATE_RULES)
+STEP_RULES: tuple[Rule, ...] = (*OPTIMIZER_RULES, *MODEL_RULES)
 DEFAULT: tuple[Rule, ...] = (*RECORD_RULES, *STEP_RULES)

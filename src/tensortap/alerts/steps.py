@@ -6,22 +6,23 @@ between steps. It yields pairs of a name and a message. Each factory takes its t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from tensortap.alerts.alert import ALERT, Alert
+from tensortap.alerts.alert import ALERT, HINT, Alert
 from tensortap.alerts.rules import Rule
 from tensortap.arguments import check_count, check_positive, checked
-from tensortap.frameworks.steps import InitialWeight, StepFacts
+from tensortap.frameworks.steps import StepFacts
 from tensortap.pipeline.pipeline import pipeline
-from tensortap.record import Kind, Summary
+from tensortap.record import Kind
 
 Found = Iterator[tuple[str, str]]
 StepRule = Callable[[StepFacts, dict[str, Any]], Found]
 
 MODEL = "model"  # what alerts are called that concern no single parameter
-_FEW = 16  # values of a weight whose standard deviation says little
-_TINY, _HUGE = 1e-30, 1e15  # sizes that no weight has on purpose
+_EARLY = 300  # steps in which no schedule by epochs makes many drops
+_SMALL_DROP, _LARGE_DROP = 20, 3  # how many equal drops of a rate are many; large: by half or more
+_FALL = 50.0  # how far they lead
 
 
 def of_steps(check: StepRule, name: str, severity: str = ALERT) -> Rule:
@@ -90,23 +91,6 @@ def names_in_a_row(state: dict[str, Any], names: Iterable[str], patience: int) -
     before = state.get("names", {})
     now = state["names"] = {name: before.get(name, 0) + 1 for name in names}
     return [name for name, count in now.items() if count >= patience]
-
-
-def latest(state: dict[str, Any], facts: Any, default: Any = ()) -> Any:
-    """Return facts that only some steps have, from the latest step that has them."""
-    if facts is not None:
-        state["latest"] = facts
-    return state.get("latest", default)
-
-
-def listed(names: Sequence[str], most: int = 3) -> str:
-    """Return the first names, and how many more there are.
-
-    >>> listed(["a", "b", "c", "d", "e"])
-    'a, b, c and 2 more'
-    """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def of_model(
@@ -234,6 +218,44 @@ def step_repeated(patience: int = 2) -> Rule:
 
 
 @checked
+def clipping(patience: int = 10) -> Rule:
+    """Give a hint if gradients are changed after the optimizer has used them, and then zeroed."""
+    return of_model(
+        "clipping",
+        patience,
+        lambda facts: facts.changed_late,
+        "gradients are changed after the optimizer has used them, and then zeroed: clip them "
+        "between backward() and step()",
+        HINT,
+    )
+
+
+@checked
+def never_changes(patience: int = 3) -> Rule:
+    """Report a parameter whose values no step changes, although its gradient is not 0.
+
+    Every tenth step is looked at, and later every hundredth.
+    """
+    check_count("patience", patience)
+
+    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
+        for each in facts.parameters:
+            if each.stuck:
+                in_a_row(state, each.name, True)
+            elif each.stuck is not None:
+                state.pop(each.name, None)
+            if state and state.get(each.name, 0) >= patience:
+                message = (
+                    "the optimizer does not change its values, although its gradient is not 0; in "
+                    "16 bits, small updates are lost in rounding: keep the weights in float32, or "
+                    "use a larger learning rate"
+                )
+                yield each.name, message
+
+    return of_steps(check, "never_changes")
+
+
+@checked
 def learning_rate(patience: int = 3, jump: float = 10.0) -> Rule:
     """Report a learning rate that is 0, negative, or `jump` times larger than ever before."""
     check_count("patience", patience)
@@ -242,104 +264,52 @@ def learning_rate(patience: int = 3, jump: float = 10.0) -> Rule:
     def check(facts: StepFacts, state: dict[str, Any]) -> Found:
         if not facts.optimizer_steps:
             return
-        for group in facts.groups:
-            name = f"learning rate of group {group.number}"
-            if in_a_row(state, f"zero {name}", group.rate == 0.0) >= patience:
+        for number, rate in enumerate(facts.rates):
+            name = f"learning rate of group {number}"
+            if in_a_row(state, f"zero {name}", rate == 0.0) >= patience:
                 yield name, f"it has been 0 for {patience} steps, so nothing is learned"
-            if group.rate < 0.0:
-                yield name, f"it is negative ({group.rate:.3g}), so the loss is made larger"
+            if rate < 0.0:
+                yield name, f"it is negative ({rate:.3g}), so the loss is made larger"
             largest, seen = state.get(name, (0.0, 0))
-            if seen >= patience and group.rate > jump * largest > 0.0:
+            if seen >= patience and rate > jump * largest > 0.0:
                 message = (
-                    f"it jumps from at most {largest:.3g} to {group.rate:.3g}; is the scheduler "
+                    f"it jumps from at most {largest:.3g} to {rate:.3g}; is the scheduler "
                     "stepped in the right place?"
                 )
                 yield name, message
-            state[name] = max(largest, group.rate), seen + 1
+            state[name] = max(largest, rate), seen + 1
 
     return of_steps(check, "learning_rate")
 
 
-@checked
-def training_in_eval(patience: int = 3) -> Rule:
-    """Report a model with dropout or batch norm that is trained in ``eval()`` mode."""
-    return of_model(
-        "training_in_eval",
-        patience,
-        lambda facts: facts.trained_in_eval,
-        "it is trained in eval() mode: dropout is off and batch norm does not learn; call "
-        "model.train() before training, and again after each evaluation",
-    )
-
-
-def dropout_in_evaluation() -> Rule:
-    """Report dropout that is active while gradients are off, as in an evaluation."""
+def scheduler_per_batch() -> Rule:
+    """Give a hint if a learning rate falls 50-fold by equal factors within the first 300 steps."""
 
     def check(facts: StepFacts, state: dict[str, Any]) -> Found:
-        for name in facts.dropout:
-            message = (
-                "dropout is active although gradients are off, so an evaluation is noisy; call "
-                "model.eval() before it"
-            )
-            yield name, message
-
-    return of_steps(check, "dropout_in_evaluation")
-
-
-def _is_sized_wrong(weight: InitialWeight, factor: float) -> bool:
-    """Return whether the standard deviation is far from usual; of few values it may well be."""
-    if not weight.inputs or weight.summary.count < _FEW:
-        return False
-    return not 1 / factor <= weight.summary.std * weight.inputs**0.5 <= factor
-
-
-def _is_absurd(summary: Summary) -> bool:
-    return summary.max_abs > _HUGE or 0.0 < summary.max_abs < _TINY
-
-
-@checked
-def initialization(factor: float = 100.0) -> Rule:
-    """Report weights that start all equal, like another weight, or with a wrong size.
-
-    A weight is expected to have a standard deviation of about ``1/sqrt(fan_in)``; `factor` is how
-    far off it may be. Weights that are all 0 are common on purpose. So is one value in all of a
-    bias or norm, of which only values that nobody can have meant are reported.
-    """
-    check_positive("factor", factor)
-
-    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
-        first: dict[bytes, str] = {}
-        for weight in facts.initial:
-            summary = weight.summary
-            if summary.finite != summary.count:
-                yield weight.name, "it starts with values that are not finite: is it initialized?"
-            elif weight.trainable and _is_absurd(summary):
+        if not facts.optimizer_steps:
+            return
+        steps = in_a_row(state, "steps", True)
+        for number, rate in enumerate(facts.rates):
+            name = f"learning rate of group {number}"
+            last, first, factor, drops = state.get(name, (rate, rate, 0.0, 0))
+            if 0.0 < rate < 0.999 * last and steps <= _EARLY:
+                ratio = rate / last
+                same = abs(ratio - factor) < 1e-6 * ratio
+                first, drops = (first, drops + 1) if same else (last, 1)
+                factor = ratio
+            state[name] = rate, first, factor, drops
+            many = _LARGE_DROP if factor <= 0.5 else _SMALL_DROP
+            if drops >= many and first >= _FALL * rate:
                 message = (
-                    f"its values start with a size of up to {summary.max_abs:.3g}: is it "
-                    "initialized? torch.empty() returns whatever is in memory"
+                    f"it fell from {first:.3g} to {rate:.3g} in {drops} equal drops within "
+                    f"{steps} steps: is the scheduler stepped per batch instead of per epoch?"
                 )
-                yield weight.name, message
-            elif weight.dimensions < 2:
-                continue
-            elif summary.std == 0.0 and summary.count > 1:
-                if summary.max_abs:
-                    yield weight.name, f"all of its values start as {summary.max:.6g}"
-            elif _is_sized_wrong(weight, factor):
-                usual = weight.inputs**-0.5
-                message = (
-                    f"it starts with a standard deviation of {summary.std:.3g}, where "
-                    f"{usual:.3g} is usual for {weight.inputs:,} inputs"
-                )
-                yield weight.name, message
-            elif weight.digest and (other := first.setdefault(weight.digest, weight.name)):
-                if other != weight.name:
-                    yield weight.name, f"it starts with the same random values as {other}"
+                yield name, message
 
-    return of_steps(check, "initialization")
+    return of_steps(check, "scheduler_per_batch", HINT)
 
 
 OPTIMIZER_RULES: tuple[Rule, ...] = (
-    dropout_in_evaluation(), frozen_changes(), gradient_discarded(), gradient_not_zeroed(),
-    initialization(), learning_rate(), no_gradient(), no_optimizer(), step_repeated(),
-    training_in_eval(),
+    clipping(), frozen_changes(), gradient_discarded(), gradient_not_zeroed(), learning_rate(),
+    never_changes(), no_gradient(), no_optimizer(), scheduler_per_batch(), step_repeated(),
 )  # fmt: skip

@@ -7,7 +7,7 @@ memory of this rank's part, valid during the call: whoever wants to keep one cop
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -29,10 +29,7 @@ class OutputArray(NamedTuple):
 
 
 class ModuleOutput(NamedTuple):
-    """One call of a module in a forward pass, and the tensors that it returned.
-
-    `module` is None where the arrays are samples.
-    """
+    """One call of a module in a forward pass, and the tensors that it returned."""
 
     name: str
     module: Any
@@ -41,17 +38,12 @@ class ModuleOutput(NamedTuple):
 
 
 class TrainedParameter(NamedTuple):
-    """A parameter and its gradient, if it has one; `placements` if they are shards.
-
-    `update` returns the update of the step in flat chunks, as it follows from the state of the
-    optimizer, or None.
-    """
+    """A parameter and its gradient, if it has one; `placements` if they are shards."""
 
     name: str
     value: NDArray[Any]
     gradient: NDArray[Any] | None = None
     placements: str = ""
-    update: Callable[[], Iterator[NDArray[np.float64]] | None] = lambda: None
 
 
 class TrainedParameters:
@@ -82,9 +74,6 @@ class ModelFacts(NamedTuple):
 
 class StepListener:
     """Listens to the steps of a model; subclasses override what they listen to."""
-
-    families: Collection[str] = ()
-    """Names of the families of analyses that listen."""
 
     def wants(self, event: str) -> bool:
         """Return whether anybody listens to an event: the name of a method below."""

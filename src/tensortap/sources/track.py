@@ -243,7 +243,7 @@ def track(
     in them is recorded with its statistics, as `tap.quantize_error` computes it.
     `analyses` is True or a list of families, such as ``["norms"]``: numbers about each step, which
     are records of kind ``Health`` and columns of the LogFrame. A dict has options of families:
-    ``{"experts": {"routers": r"gate$", "top_k": 2}}``.
+    ``{"experts": {"routers": r"gate$", "top_k": 2}}``. They need a torch model.
 
     For JAX: ``tap.track(model_state=params, optimizer_state=opt_state)``, then
     ``tracker.intercept(update, …)`` and ``tracker.step(params, opt_state, grads)``.

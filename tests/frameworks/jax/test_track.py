@@ -110,3 +110,8 @@ def test_tracker_keeps_and_stashes_states():
     bias = records[Kind.WEIGHT, "Dense_1.bias"]
     assert dict(bias.value.items) == {"first": params["params"]["Dense_1"]["bias"][0]}
     assert "states only" in tracker.unseen["inside compiled functions"]
+
+
+def test_steps_are_not_analyzed():
+    with pytest.raises(ValueError, match="analyses need a torch model"):
+        tap.track(model_state={"w": jnp.ones(3)}, analyses=["norms"])

@@ -50,15 +50,6 @@ def test_without_counts_of_modes_and_backward_passes(monkeypatch):
     assert module.backward_pass() == -1
 
 
-def test_without_the_state_of_fsdp():
-    class Sharded(torch.nn.Linear):
-        def _get_fsdp_state(self):
-            return types.SimpleNamespace(_fsdp_param_groups=[object()])
-
-    assert private.gradient_divisor(Sharded(2, 2)) is None
-    assert private.gradient_divisor(torch.nn.Linear(2, 2)) is None
-
-
 def test_without_the_dispatch_modules(monkeypatch):
     without(monkeypatch, "torch.utils._python_dispatch")
     with private.without_dispatch_modes():

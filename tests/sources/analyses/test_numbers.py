@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import tensortap as tap
-from tensortap.frameworks.torch import analyzed, derived_updates, host
+from tensortap.frameworks.torch import analyzed, host
 from tensortap.record import Kind
-from tensortap.sources.analyses import copies
+from tensortap.sources.analyses import analysis
 from tensortap.sources.analyses.noise import estimate
 
 pytestmark = pytest.mark.usefixtures("no_errors")
@@ -218,39 +218,10 @@ def test_a_closure_computes_the_gradients_within_the_step():
     assert found["model.update_norm"] == pytest.approx(0.01 * expected, rel=1e-4)
 
 
-OPTIMIZERS = {
-    "sgd": (torch.optim.SGD, {"weight_decay": 0.1, "maximize": True}),
-    "momentum": (torch.optim.SGD, {"weight_decay": 0.1, "momentum": 0.9, "dampening": 0.3}),
-    "nesterov": (torch.optim.SGD, {"weight_decay": 0.1, "momentum": 0.9, "nesterov": True}),
-    "adam": (torch.optim.Adam, {"weight_decay": 0.1, "foreach": False}),
-    "adamw": (torch.optim.AdamW, {"weight_decay": 0.3, "maximize": True}),
-    "amsgrad": (torch.optim.AdamW, {"amsgrad": True, "eps": 1e-4}),
-}
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_updates_beyond_the_copies_follow_from_the_optimizer(name, monkeypatch):
-    kind, options = OPTIMIZERS[name]
-    model = net(torch.float64)  # hardly rounded, as the update that is derived
-    monkeypatch.setattr(copies, "LARGEST", 0)
-    monkeypatch.setattr(derived_updates, "CHUNK", 10)
-    optimizer = kind(model.parameters(), lr=0.01, **options)
-    tracker, steps = train(model, optimizer, 3, analyses=["updates"])
-    for number, step in enumerate(steps):
-        found = numbers(tracker, number)
-        moved = {n: step.new[n] - step.old[n] for n in step.new}
-        for each, update in moved.items():
-            ratio = math.log10(norm([update]) / norm([step.new[each]]))
-            assert found[f"{each}.update_norm"] == pytest.approx(norm([update]), rel=1e-11)
-            assert found[f"{each}.update_ratio"] == pytest.approx(ratio, rel=1e-11)
-        assert found["model.update_norm"] == pytest.approx(norm(moved.values()), rel=1e-11)
-    assert list(tracker.unseen) == ["update cosines"]
-
-
 def test_copies_are_bounded(monkeypatch):
     model = net()
-    monkeypatch.setattr(copies, "LARGEST", 3 * model.embed.weight.nbytes)
-    optimizer = torch.optim.RMSprop(model.parameters(), lr=0.01)  # of which nothing is derived
+    monkeypatch.setattr(analysis, "LARGEST", 3 * model.embed.weight.nbytes)
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=0.01)
     tracker, _ = train(model, optimizer, 2, analyses=["updates"])
     updated = [name for name in numbers(tracker, 1) if name.endswith(".update_norm")]
     assert updated == ["embed.weight.update_norm", "model.update_norm"]

@@ -18,7 +18,8 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.sharding import Sharding
 
-from tensortap.frameworks.jax.marks import MarkedValue, ValueMark, can_observe, value_p, words_of
+from tensortap.frameworks.jax.device_stats import pack
+from tensortap.frameworks.jax.marks import MarkedValue, ValueMark, can_observe, value_p
 from tensortap.record import Kind
 
 
@@ -66,7 +67,7 @@ def evaluate(
 
 def _harvest_value(x: Any, mark: ValueMark, harvest: Harvest, again: bool) -> Any:
     if not (again and mark.kind is not Kind.GRADIENT) and can_observe(x, mark):
-        harvest.add(MarkedValue(mark, x.dtype.name, tuple(x.shape)), words_of(x, mark))
+        harvest.add(MarkedValue(mark, x.dtype.name, tuple(x.shape)), pack(x))
     return x
 
 

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from tensortap.frameworks.jax.adapter import Deferred
@@ -59,12 +58,8 @@ class Intercept:
         self,
         wants: Wants = lambda kind, name: True,
         on_error: OnError = lambda name, error: None,
-        attention: bool = False,
-        samples: bool = False,
     ) -> None:
         self._wants = wants
-        self._analyzed = attention, samples
-        self._samples: list[tuple[MarkedValue, Deferred, int]] = []
         self._on_error = on_error
         self._key = f"tracker{next(_keys)}"
         self._instrumented: dict[int, InstrumentedJit] = {}  # by id; each keeps its function alive
@@ -81,7 +76,7 @@ class Intercept:
     @contextlib.contextmanager
     def _marking(self) -> Iterator[None]:
         """Mark what is traced here; the metadata keeps it separate in JAX's caches."""
-        marked = marked_modules(self._wants, self._on_error, self._collector, *self._analyzed)
+        marked = marked_modules(self._wants, self._on_error, self._collector)
         with set_xla_metadata(tensortap=self._key), marked:
             yield
 
@@ -167,23 +162,6 @@ class Intercept:
             self._collector.note(getattr(fn, "__name__", "function"), NOT_JITTED)
         return results
 
-    def samples(self) -> Iterator[tuple[str, Any, Any]]:
-        """Yield names of modules, samples and their words since the last time.
-
-        It waits for the program.
-        """
-        found, self._samples = self._samples, []
-        for value, vector, start in found:
-            (name, _, what), sample = value.mark.name.rpartition("."), value.mark.sample
-            if sample is None or value.size != sample.size:
-                what = "attention" if what == "attention" else "output"
-                self._collector.note(name, f"{what} inside vmap is not analyzed")
-                continue
-            words = np.frombuffer(vector.view, np.uint32)[start : start + value.words]
-            for part in words.reshape(value.calls, -1):
-                if part.any():  # the branch was taken
-                    yield name, sample, part
-
     def _observations(self, outputs: list[PackedOutputs]) -> list[Observation]:
         observed: list[tuple[MarkedValue, Deferred, int]] = []
         for packed in outputs:
@@ -203,10 +181,7 @@ class Intercept:
             found += [(value, Deferred(words, words.nbytes), 0) for value, words in own]
             first = _first_calls(value for value, _, _ in found)
             for (value, vector, start), call in zip(found, first, strict=True):
-                if value.mark.sample is not None:
-                    self._samples.append((value, vector, start))
-                else:
-                    observations += _calls_of(value, vector, start, call)
+                observations += _calls_of(value, vector, start, call)
         return observations
 
 

@@ -22,8 +22,6 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from tensortap.frameworks.jax.activation_samples import ActivationSample
-from tensortap.frameworks.jax.attention import AttentionSample
 from tensortap.frameworks.jax.device_stats import can_reduce, pack
 from tensortap.frameworks.jax.runs import call_back, manual_axes
 from tensortap.frameworks.protocol import CompiledRun
@@ -49,8 +47,6 @@ class ValueMark:
     gradient: bool
     collector: Collector
     axes: tuple[tuple[str, int], ...] = ()
-    # of which all elements are wanted, not statistics
-    sample: AttentionSample | ActivationSample | None = None
 
     @property
     def wanted(self) -> bool:
@@ -84,7 +80,7 @@ class MarkedValue:
     @property
     def size(self) -> int:
         """Size of the statistics of one call, in words."""
-        return math.prod(self.shape) if self.mark.sample else layout(self.dtype).words
+        return layout(self.dtype).words
 
 
 class Collector:
@@ -146,13 +142,6 @@ def mark(x: Any, label: ValueMark) -> Any:
     return value_p.bind(x, mark=label)
 
 
-def words_of(x: Any, label: ValueMark) -> Any:
-    """Return the statistics of a marked value, or all elements of a sample, as words."""
-    if label.sample is None:
-        return pack(x)
-    return jax.lax.bitcast_convert_type(x, np.uint32).ravel()
-
-
 def can_observe(x: Any, label: ValueMark) -> bool:
     """Return whether a marked value is wanted and has statistics; note if it has none."""
     if label.wanted and not can_reduce(x.dtype):
@@ -167,8 +156,7 @@ _pack: Callable[[Any], jax.Array] = jax.jit(pack)
 def _on_concrete(x: Any, *, mark: ValueMark) -> Any:
     if can_observe(x, mark):
         value = MarkedValue(mark, x.dtype.name, tuple(x.shape))
-        words = _pack(x) if mark.sample is None else words_of(x, mark)
-        mark.collector.eager.append((value, words))
+        mark.collector.eager.append((value, _pack(x)))
     return x
 
 
@@ -196,7 +184,7 @@ def _with_callback(x: Any, *, mark: ValueMark) -> Any:
         mark.collector.callbacks += 1
         value = MarkedValue(mark, x.dtype.name, tuple(x.shape))
         taken = functools.partial(mark.collector.call_back, value)
-        call_back(taken, words_of(x, mark), dict(mark.axes), like=x)
+        call_back(taken, pack(x), dict(mark.axes), like=x)
     return x
 
 

@@ -13,14 +13,11 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from tensortap.frameworks.jax.activation_samples import ActivationSample, sample_output
-from tensortap.frameworks.jax.attention import AttentionSample, sampled_attention
 from tensortap.frameworks.jax.marks import Collector, mark, output_mark
 from tensortap.frameworks.protocol import type_name
 from tensortap.record import Kind
@@ -42,20 +39,13 @@ def marked_modules(
     wants: Wants,
     on_error: OnError,
     collector: Collector,
-    attention: bool = False,
-    samples: bool = False,
 ) -> Iterator[None]:
-    """Mark the outputs of modules that are called in this thread.
-
-    Also `samples` of them and of their `attention` if those are wanted.
-    """
+    """Mark the outputs of modules that are called in this thread."""
     outer: _Marking | None = getattr(_thread, "marking", None)
-    _thread.marking = _Marking(wants, on_error, collector, samples)
+    _thread.marking = _Marking(wants, on_error, collector)
     try:
         with contextlib.ExitStack() as stack:
             _enter_hooks(stack)
-            if attention:
-                stack.enter_context(sampled_attention(_taking_samples))
             yield
     finally:
         _thread.marking = outer
@@ -81,11 +71,6 @@ def _enter_hooks(stack: contextlib.ExitStack) -> None:
     stack.enter_context(_wrapped_methods(tuple(_base_classes())))
 
 
-def _taking_samples() -> Any:
-    marking: _Marking | None = getattr(_thread, "marking", None)
-    return None if marking is None else marking.mark_sample
-
-
 def key_name(key: Any) -> str:
     """Return the word in a key of a tree path: ``['kernel']``, ``.mu``, ``[0]``."""
     for attribute in ("name", "key", "idx"):
@@ -107,27 +92,17 @@ class _Marking:
     """The outputs to mark, and the modules whose calls are under way."""
 
     def __init__(
-        self,
-        wants: Wants,
-        on_error: OnError,
-        collector: Collector,
-        samples: bool = False,
+        self, wants: Wants, on_error: OnError, collector: Collector
     ) -> None:
         self._wants = wants
-        self._samples = samples
         self._on_error = on_error
         self._collector = collector
         self._modules: list[Any] = []
-        self._running: list[str] = []  # names of modules, the innermost last
         self._names: list[dict[int, str]] = []  # module id → name, one dict per call under way
 
     def observe(self, call: Any, name: str, cls: type, args: Any, kwargs: Any) -> Any:
         """Call a module and return its output, marked."""
-        self._running.append(name)
-        try:
-            return self._mark(call(*args, **kwargs), name, cls)
-        finally:
-            self._running.pop()
+        return self._mark(call(*args, **kwargs), name, cls)
 
     def _mark(self, output: Any, name: str, cls: type) -> Any:
         """Return the output with every array in it marked."""
@@ -140,32 +115,18 @@ class _Marking:
             whole = f"{name}[{'.'.join(keys)}]" if keys else name
             label = output_mark(whole, type_name(cls), activation, gradient, self._collector)
             leaf = mark(leaf, label)
-            if analyzed and (found := sample_output(leaf)) is not None:
-                self._mark_values(f"{whole}.sample", *found)
             return leaf
 
         try:
             activation = self._wants(Kind.ACTIVATION, name)
             gradient = self._wants(Kind.GRADIENT, name)
-            analyzed = self._samples and self._wants(Kind.HEALTH, name)
-            if not (activation or gradient or analyzed):
+            if not (activation or gradient):
                 return output
             return jax.tree_util.tree_map_with_path(marked, output, is_leaf=_is_object)
         except Exception as error:  # an output that JAX cannot take apart
             self._on_error(name, error)
             return output
 
-    def mark_sample(self, sample: AttentionSample, values: Any) -> None:
-        """Mark a sample of the attention that the innermost module computes."""
-        name = self._running[-1] if self._running else ""
-        if name and self._wants(Kind.HEALTH, name):
-            self._mark_values(f"{name}.attention", sample, values)
-
-    def _mark_values(
-        self, name: str, sample: AttentionSample | ActivationSample, values: Any
-    ) -> None:
-        label = output_mark(name, "", True, False, self._collector)
-        mark(values, replace(label, sample=sample))
 
     def is_calling(self, module: Any) -> bool:
         """Return whether `module` is the module whose call is under way."""

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensortap.frameworks.jax.adapter import Deferred
-from tensortap.frameworks.jax.analyzed import StateAnalysis
 from tensortap.frameworks.jax.device_stats import Observation, can_reduce, pack, summary_at
 from tensortap.frameworks.jax.intercept import Intercept
 from tensortap.frameworks.jax.modules import Wants, haiku_name, key_name
@@ -31,17 +30,12 @@ class JaxTracking:
     """Observes intercepted functions, and parameters, optimizer state and gradients."""
 
     def __init__(self, model_state: Any, optimizer_state: Any, observer: TrackObserver) -> None:
+        if observer.analyses is not None:
+            raise ValueError("analyses need a torch model: steps of JAX programs are not analyzed")
         self.observer = observer
         self._like = model_state
-        families = () if observer.analyses is None else observer.analyses.families
-        self._intercept = Intercept(
-            observer.wants, observer.fault,
-            "attention" in families, "activations" in families,
-        )  # fmt: skip
+        self._intercept = Intercept(observer.wants, observer.fault)
         self._calls: dict[tuple[Kind, str], int] = {}
-        self._analysis: StateAnalysis | None = None
-        if observer.analyses is not None:
-            self._analysis = StateAnalysis(model_state, observer, observer.analyses, named_arrays)
         # the arguments of `step`, in this order
         self._states = [
             name
@@ -55,8 +49,6 @@ class JaxTracking:
 
     def attach(self) -> None:
         """Observe the initial weights; functions are observed only when `intercept` calls them."""
-        if self._analysis is not None:
-            self._analysis.attach()
         # in later steps, those of the step before are known
         if not self.observer.capturing or self.observer.step_number != 0:
             return
@@ -68,8 +60,7 @@ class JaxTracking:
             self.observer.fault("initial weights", error)
 
     def detach(self) -> None:
-        if self._analysis is not None:
-            self._analysis.detach()
+        """Do nothing: there are no hooks."""
 
     def intercept(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the results of a function and record what its modules compute."""
@@ -105,10 +96,6 @@ class JaxTracking:
         if unknown:
             raise TypeError(f"{', '.join(unknown)} is not tracked")
         self._calls.clear()
-        if self._analysis is not None:
-            with jax.transfer_guard("allow"):  # the user's guard is not meant for us
-                self._analysis.take_samples(self._intercept.samples())
-            self._analysis.end_step(given.get("model_state"), given.get("grads"))
         if given and self.observer.replicas_due():
             self.observer.compare_replicas(self._replicas(given))
         if not self.observer.capturing or not given:
@@ -208,11 +195,6 @@ def arrays_of(tree: Any) -> list[tuple[Path, Any]]:
             _paths.clear()
         _paths[structure] = paths
     return [pair for pair in zip(paths, leaves, strict=True) if _is_array(pair[1])]
-
-
-def named_arrays(tree: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the arrays of a tree of parameters or gradients by name."""
-    return ((parameter_name(path), array) for path, array in arrays_of(tree))
 
 
 def _path(keys: Iterable[str]) -> Path:

@@ -17,14 +17,12 @@ from tensortap.frameworks.analyzing import (
 )
 from tensortap.frameworks.observing import TrackObserver, tensors_in
 from tensortap.frameworks.torch import private
-from tensortap.frameworks.torch.derived_updates import derived_update
 from tensortap.frameworks.torch.hidden import hide_from_compiler
 from tensortap.frameworks.torch.host import MOST_COPIED, host_view, is_here
 from tensortap.frameworks.torch.layers import LayerHooks
 from tensortap.frameworks.torch.meshes import is_sharded
 from tensortap.frameworks.torch.names import Names
 from tensortap.frameworks.torch.optimizers import FoundOptimizer, parameters_of
-from tensortap.frameworks.torch.shard_gradients import ShardGradients
 from tensortap.frameworks.torch.shards import local_part, observed
 from tensortap.frameworks.torch.tensors import has_values
 from tensortap.record import Kind
@@ -34,7 +32,22 @@ _TOO_LARGE = (
     "parameters and gradients on a device take {:,} MiB, more than the {:,} MiB that are copied to "
     "be analyzed: include= selects some of them"
 )
+_SHARDED = "gradients of fully_shard are averaged before anybody sees them"
 _NO_OPTIMIZER = "no updates: pass the optimizer, tap.track(model, optimizer=...)"
+
+
+def _guarded(look: Callable[..., None]) -> Callable[..., None]:
+    """Return a method that looks only in observed steps, and never raises."""
+
+    @functools.wraps(look)
+    def call(self: AnalysisHooks, *args: Any) -> None:
+        if self._observer.capturing:
+            try:
+                look(self, *args)
+            except Exception as error:
+                self._observer.fault("analyses", error)
+
+    return call
 
 
 class AnalysisHooks:
@@ -64,10 +77,7 @@ class AnalysisHooks:
         self._replicas = _replicas(self._root)
         self._is_sharded = is_sharded(self._root)
         if self._is_sharded and self._listener.wants("gradient"):
-            try:
-                self._attach_shards()
-            except Exception as error:  # the other analyses do not need them
-                self._observer.fault("noise", error)
+            self._observer.unseen["noise"] = _SHARDED
         self._listener.attach(ModelFacts(self._root, modules[0][0], self._replicas))
         self._layers.attach(modules)
         if self._listener.wants("gradient") or self._listener.wants("after_backward"):
@@ -89,14 +99,6 @@ class AnalysisHooks:
                 self._undo.append(optimizer.register_step_pre_hook(before).remove)
                 self._undo.append(optimizer.register_step_post_hook(after).remove)
 
-    def _attach_shards(self) -> None:
-        """Look at gradients before FSDP averages them."""
-        take, guarded = self._on_shard_gradient, self._guarded
-        shards = ShardGradients(self._root, self._named(), take, guarded)
-        shards.attach()
-        self._undo.append(shards.detach)
-        self._replicas = shards.ranks
-
     def detach(self) -> None:
         while self._undo:
             self._undo.pop()()
@@ -112,88 +114,53 @@ class AnalysisHooks:
     def _wants(self, name: str) -> bool:
         return self._observer.wants(Kind.HEALTH, name)
 
+    @_guarded
     def _on_gradient(
         self, name: str, of: Callable[[], torch.Tensor | None], gradient: torch.Tensor
     ) -> None:
-        if not self._observer.capturing:
-            return
-        try:
-            # in a sharded model, this is a parameter that FSDP does not average
-            if self._wants(name) and self._listener.wants("gradient") and not self._is_sharded:
-                parameter = of()
-                if parameter is not None and parameter.grad is None and self._replicas == 1:
-                    self._listener.gradient(name, None)
-                elif (array := self._array(gradient.detach())) is not None:
-                    self._listener.gradient(name, array)
-            self._note_pass()
-        except Exception as error:
-            self._observer.fault(name, error)
+        # in a sharded model, this is a parameter that FSDP does not average
+        if self._wants(name) and self._listener.wants("gradient") and not self._is_sharded:
+            parameter = of()
+            if parameter is not None and parameter.grad is None and self._replicas == 1:
+                self._listener.gradient(name, None)
+            elif (array := self._array(gradient.detach())) is not None:
+                self._listener.gradient(name, array)
+        self._note_pass(gradient)
 
-    def _on_shard_gradient(self, name: str, gradient: torch.Tensor, factor: float) -> None:
-        if self._wants(name) and (array := self._array(gradient)) is not None:
-            self._listener.gradient(name, array if factor == 1 else factor * array.astype(float))
-
-    def _guarded(self, look: Callable[..., None], *args: Any) -> None:
-        if self._observer.capturing:
-            try:
-                look(*args)
-            except Exception as error:
-                self._observer.fault("analyses", error)
-
+    @_guarded
     def _on_root_output(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if self._observer.capturing:
-            try:
-                for _, tensor in tensors_in(output, torch.Tensor):
-                    if tensor.requires_grad:
-                        tensor.register_hook(self._on_output_gradient)
-            except Exception as error:
-                self._observer.fault("analyses", error)
+        for _, tensor in tensors_in(output, torch.Tensor):
+            if tensor.requires_grad:
+                tensor.register_hook(self._note_pass)
 
-    def _on_output_gradient(self, gradient: torch.Tensor) -> None:
-        try:
-            self._note_pass()
-        except Exception as error:
-            self._observer.fault("analyses", error)
-
-    def _note_pass(self) -> None:
+    @_guarded
+    def _note_pass(self, gradient: torch.Tensor) -> None:
         """Look at all gradients at the end of this backward pass."""
         this_pass = private.backward_pass()
         if this_pass not in self._passes and self._listener.wants("after_backward"):
             self._passes.add(this_pass)
             private.after_backward(self._after_backward)
 
+    @_guarded
     def _after_backward(self) -> None:
-        try:
-            found = TrainedParameters(self._trained(self._named().items()))
-            self._listener.after_backward(found)
-        except Exception as error:
-            self._observer.fault("analyses", error)
+        found = TrainedParameters(self._trained(self._named().items()))
+        self._listener.after_backward(found)
 
+    @_guarded
     def _on_update(self, after: bool, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._observer.capturing:
-            return
-        try:
-            names = {id(parameter): name for name, parameter in self._named().items()}
-            named = (
-                (names[id(parameter)], parameter)
-                for parameter in parameters_of(optimizer)
-                if id(parameter) in names
-            )
-            # before the step, a closure has not computed the gradients yet
-            closure = any(callable(argument) for argument in (*args[1:], *kwargs.values()))
-            found = TrainedParameters(self._trained(named, after or not closure, optimizer))
-            if after:
-                self._listener.after_update(found)
-            else:
-                self._listener.before_update(found)
-        except Exception as error:
-            self._observer.fault("analyses", error)
+        names = {id(parameter): name for name, parameter in self._named().items()}
+        named = (
+            (names[id(parameter)], parameter)
+            for parameter in parameters_of(optimizer)
+            if id(parameter) in names
+        )
+        # before the step, a closure has not computed the gradients yet
+        closure = any(callable(argument) for argument in (*args[1:], *kwargs.values()))
+        found = TrainedParameters(self._trained(named, after or not closure))
+        (self._listener.after_update if after else self._listener.before_update)(found)
 
     def _trained(
-        self,
-        named: Iterable[tuple[str, torch.nn.Parameter]],
-        gradients: bool = True,
-        optimizer: Any = None,
+        self, named: Iterable[tuple[str, torch.nn.Parameter]], gradients: bool = True
     ) -> Iterator[TrainedParameter]:
         wanted = [(name, parameter) for name, parameter in named if self._wants(name)]
         if self._is_too_large([parameter for _, parameter in wanted]):
@@ -205,9 +172,8 @@ class AnalysisHooks:
                 continue
             if gradients and parameter.grad is not None:
                 gradient = self._array(observed(name, Kind.WEIGHT_GRADIENT, parameter.grad)[1])
-            update = functools.partial(derived_update, optimizer, parameter)
             placements = seen.tags.get("placements", "")
-            yield TrainedParameter(name, value, gradient, placements, update)
+            yield TrainedParameter(name, value, gradient, placements)
 
     def _is_too_large(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
         """Return whether the parameters on devices exceed the limit, so that none is copied."""

@@ -14,19 +14,20 @@ from tensortap.frameworks.analyzing import ModuleOutput, OutputArray, StepListen
 from tensortap.frameworks.observing import TrackObserver, tensors_in
 from tensortap.frameworks.torch import graphs, private
 from tensortap.frameworks.torch.attention import (
-    AttentionCalls,
-    UnreadableLogits,
-    begin_module,
-    end_module,
+    COMPILED,
+    MULTIHEAD,
+    UNREADABLE,
+    AttentionPasses,
+    logits_of,
 )
 from tensortap.frameworks.torch.graph_outputs import insert
 from tensortap.frameworks.torch.hooks import GraphTensors, ModuleHook, hook_module
 from tensortap.frameworks.torch.host import host_view
 from tensortap.frameworks.torch.outputs import OBSERVED, mode_tags
+from tensortap.frameworks.torch.tensors import quiet
 from tensortap.record import Kind
 
 _UNREADABLE = "outputs that the host cannot read, as in a captured CUDA graph, are not analyzed"
-_ATTENTION = "attention"
 _CHANNELS_FIRST = ("Conv1d", "ConvTranspose1d", "BatchNorm1d", "InstanceNorm1d", "SyncBatchNorm")
 
 
@@ -43,32 +44,34 @@ class LayerHooks:
         self._calls: dict[str, int] = {}
         # the last output, its version and its name: a container returns that of its last module
         self._last: tuple[Any, int, str] | None = None
-        self._running: dict[int, list[tuple[str, Any]]] = {}  # by thread; the innermost is the last
-        # by number in a graph: names or logits that wait for the other
-        self._waiting: dict[str, list[dict[str, Any]]] = {}
+        self._running: dict[int, list[str]] = {}  # by thread; the innermost is the last
+        self._attention: AttentionPasses | None = None
 
     def attach(self, modules: Iterable[tuple[str, torch.nn.Module]]) -> None:
         """Hook into the modules that are selected."""
         wanted = [pair for pair in modules if self._observer.wants(Kind.HEALTH, pair[0])]
-        attention = self._listener.wants("attention")
-        if not attention and not self._listener.wants("output"):
+        if self._listener.wants("attention"):
+            self._attach_attention(wanted)
+        if not self._listener.wants("output"):
             return
         graphs.forget_graphs(OBSERVED, begins=True)
         self._undo.append(functools.partial(graphs.forget_graphs, OBSERVED, begins=False))
         for name, module in wanted:
             probe = graphs.probe(functools.partial(self._on_graph, name, module))
             self._undo.append(functools.partial(graphs.drop, probe))
-            end = ModuleHook(
-                functools.partial(self._on_output, name), _insert_end, GraphTensors(probe)
-            )
+            end = ModuleHook(functools.partial(self._on_output, name), insert, GraphTensors(probe))
             self._undo.append(hook_module(module, end, with_kwargs=True))
-            if attention:
-                begin = ModuleHook(functools.partial(self._on_begin, name), _insert_begin)
-                self._undo.append(hook_module(module, begin, before=True))
-        if attention:
-            calls = AttentionCalls(self._on_attention)
-            calls.attach()
-            self._undo.append(calls.detach)
+
+    def _attach_attention(self, wanted: Iterable[tuple[str, torch.nn.Module]]) -> None:
+        # in an evaluation it computes in another way while a mode is active, with other last bits
+        if any(isinstance(each, torch.nn.MultiheadAttention) for each in self._root.modules()):
+            self._observer.unseen["attention"] = MULTIHEAD
+            return
+        self._attention = AttentionPasses(self._on_attention, self._is_observed)
+        self._undo += self._attention.attach(self._root)
+        for name, module in wanted:
+            begin = ModuleHook(functools.partial(self._on_begin, name))
+            self._undo.append(hook_module(module, begin, before=True))
 
     def detach(self) -> None:
         while self._undo:
@@ -77,8 +80,9 @@ class LayerHooks:
     def end_step(self) -> None:
         self._calls.clear()
         self._running.clear()
-        self._waiting.clear()
         self._last = None
+        if self._attention is not None and self._attention.is_compiled:
+            self._observer.unseen["attention"] = COMPILED
 
     def _is_observed(self) -> bool:
         """Return whether a forward pass that is running now is one to look at."""
@@ -87,41 +91,31 @@ class LayerHooks:
             return False
         return not (observer.only_training and mode_tags(self._root.training))
 
-    def _on_begin(self, name: str, module: torch.nn.Module, *_: Any) -> None:
+    def _on_begin(self, name: str, *_: Any) -> None:
         """Note that a module is called, unless it is in a graph."""
         if self._observer.capturing and private.backward_pass() == -1:
-            self._running.setdefault(threading.get_ident(), []).append((name, module))
+            self._running.setdefault(threading.get_ident(), []).append(name)
 
     def _on_end(self, name: str) -> None:
         """Forget a call, and those in it that have raised an error."""
         running = self._running.get(threading.get_ident(), [])
-        if any(name == each for each, _ in running):
-            while running.pop()[0] != name:
+        if name in running:
+            while running.pop() != name:
                 pass
 
-    def _on_attention(self, logits: Callable[[Any], Any], number: str) -> None:
+    def _on_attention(self, given: dict[str, Any]) -> None:
         running = self._running.get(threading.get_ident())
-        if not (number or running) or not self._is_observed():
+        if not running or not self._is_observed():
             return
         try:
-            if number:
-                self._match(number, logits=logits(None))
-            elif running:
-                name, module = running[-1]
-                if (found := logits(module)) is not None:
-                    self._listener.attention(name, found)
-        except UnreadableLogits as error:
-            self._observer.unseen.setdefault("attention", str(error))
+            with quiet():
+                found = logits_of(given)
+            if found is None:
+                self._observer.unseen.setdefault("attention", UNREADABLE)
+            else:
+                self._listener.attention(running[-1], found)
         except Exception as error:
             self._observer.fault("attention", error)
-
-    def _match(self, number: str, **found: Any) -> None:
-        """Take logits from a graph with the name of their module, whichever of them comes first."""
-        waiting = self._waiting.setdefault(number, [])
-        if waiting and waiting[0].keys() != found.keys():
-            self._listener.attention(**waiting.pop(0), **found)
-        else:
-            waiting.append(found)
 
     def _on_output(
         self, name: str, module: torch.nn.Module, args: Any, kwargs: Any, output: Any
@@ -136,20 +130,17 @@ class LayerHooks:
         """Take outputs from a compiled graph; see `graph_outputs`."""
         grad, *paths = note.split("\n")
         with torch.set_grad_enabled(bool(grad)):
-            if not self._is_observed():
-                return
-            if values:
+            if self._is_observed():
                 self._take(name, module, zip(paths, values, strict=True))
-                return
-            for number in paths[0].split()[1:]:
-                self._match(number, name=name)
+                if self._attention is not None:
+                    self._attention.is_compiled = True
 
     def _take(
         self, name: str, module: torch.nn.Module, found: Iterable[tuple[str, torch.Tensor]]
     ) -> None:
         try:
             call = self._calls[name] = self._calls.get(name, -1) + 1
-            with torch.no_grad():
+            with quiet():
                 arrays = tuple(self._arrays(name, module, found))
                 self._listener.output(ModuleOutput(name, module, call, arrays))
         except Exception as error:
@@ -171,19 +162,6 @@ class LayerHooks:
                 same_as = last[2]
             self._last = weakref.ref(tensor), version, name + path
             yield OutputArray(name + path, array, _channel_axis(module, array.ndim), same_as)
-
-
-def _insert_begin(hook: ModuleHook, module: Any, args: Any) -> None:
-    """Note that the graph that is being traced begins with a module."""
-    begin_module()
-
-
-def _insert_end(hook: ModuleHook, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-    """Insert operators for the output of a module, and for the attention that it has computed."""
-    insert(hook, module, args, kwargs, output)
-    if numbers := end_module():
-        grad = "1" if torch.is_grad_enabled() else ""
-        graphs.look([], hook.probe, "", f"{grad}\n{_ATTENTION} {numbers}")
 
 
 def _channel_axis(module: torch.nn.Module, dimensions: int) -> int:

@@ -77,29 +77,6 @@ def after_backward(call: Callable[[], None]) -> None:
     engine.queue_callback(lambda: engine.queue_callback(call))
 
 
-def gradient_divisor(module: torch.nn.Module) -> float | None:
-    """Return by what FSDP divides sums of gradients in a module; None for the number of ranks.
-
-    Buys: the noise of gradients where a program calls `set_gradient_divide_factor`. Otherwise sums
-    are taken for averages there.
-    """
-    state = getattr(module, "_get_fsdp_state", lambda: None)()
-    groups = getattr(state, "_fsdp_param_groups", ())
-    return next((getattr(each, "gradient_divide_factor", None) for each in groups), None)
-
-
-def script_as(function: Callable[..., Any], original: Callable[..., Any]) -> None:
-    """Make TorchScript take a function, which must live forever, for the one that it replaces.
-
-    Buys: programs script functions while the original is replaced. Otherwise that raises.
-    """
-    with contextlib.suppress(ImportError, AttributeError):
-        from torch.jit import _builtins
-
-        if (operator := _builtins._find_builtin(original)) is not None:
-            _builtins._register_builtin(function, operator)
-
-
 def timeout_of(group: Any) -> datetime.timedelta:
     """Return the timeout of a process group.
 
@@ -133,14 +110,6 @@ def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
         return list(map(_version, tensors))
     except (AttributeError, RuntimeError):
         return list(map(version_of, tensors))
-
-
-def is_scaled_by(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a GradScaler is making a step of an optimizer.
-
-    Buys: a scaler is known to belong to an optimizer. Otherwise no rule speaks of scalers.
-    """
-    return id(optimizer) in getattr(scaler, "_per_optimizer_states", ())
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:

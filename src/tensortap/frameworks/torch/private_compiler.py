@@ -64,18 +64,6 @@ def traced_caller() -> Any:
     return None
 
 
-def traced_graph() -> Any:
-    """Return an object that stands for the graph that is being compiled; None if none is known.
-
-    Buys: attention in a graph is known to belong to a module. Otherwise `tracker.unseen` names it.
-    """
-    with contextlib.suppress(ImportError, AttributeError):
-        from torch._dynamo.symbolic_convert import InstructionTranslator
-
-        return InstructionTranslator.current_tx().output
-    return None
-
-
 _guarding = 0  # how many want graphs to depend on hooks
 _replaced: dict[str, Any] = {}  # the user's settings of the compiler, while others apply
 
@@ -137,7 +125,8 @@ def keep_in_graphs(library: torch.library.Library, operator: str) -> bool:
 def compiled_graphs() -> int:
     """Return how many graphs this process has compiled; call it once the compiler is loaded.
 
-    Buys: the user is told that graphs are compiled anew, if there are any. Otherwise nobody is.
+    Buys: the user is told that graphs are compiled anew, if there are any, and no mode is active
+    around compiled parts of a model. Otherwise nobody is told, and torch compiles them once more.
     """
     try:
         from torch._dynamo.utils import counters

@@ -15,18 +15,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensortap.frameworks.steps import GroupFacts, ParameterFacts, StepFacts
+from tensortap.frameworks.steps import ParameterFacts, StepFacts
 from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
 from tensortap.frameworks.torch.optimizers import FoundOptimizer, before_zero_grad, parameters_of
-from tensortap.frameworks.torch.passes import PassWatch
-from tensortap.frameworks.torch.precision import PrecisionWatch
+from tensortap.frameworks.torch.passes import (
+    PassWatch,
+    PrecisionWatch,
+    is_checked,
+    is_readable,
+    sample,
+)
 from tensortap.frameworks.torch.private import backward_pass, version_of, versions_of
-from tensortap.frameworks.torch.samples import is_checked, is_readable, sample
-from tensortap.frameworks.torch.schedules import ScheduleWatch
 from tensortap.frameworks.torch.structure import (
     TiedParameters,
     UnregisteredParameters,
-    decayed_vectors,
     initial_weights,
     repeated_layers,
 )
@@ -35,7 +37,9 @@ from tensortap.frameworks.torch.tensors import quiet
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 _LOOK_UP = 10  # steps after which parameters are looked up again, if nobody else does
 _NOISE = 0.01  # of the largest gradient
-_BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_WITH_MODES = (
+    *_DROPOUT, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
+)  # fmt: skip
 
 
 class _Version:
@@ -67,16 +71,13 @@ class _WatchedGradient:
         self._hook: Any = None  # that sees what is added to the gradient
         self._new: torch.Tensor | None = None  # a sample of that
         self._computed = 0  # times since the last step
-        self.added = 0  # backward passes of which it is the sum
         self._discarded = self._carried = False
         self.late = False  # changed after the step has used it
-        self._values: torch.Tensor | None = None  # of the gradient, in a checked step
         self._used: _Version | None = None  # by the last step
         self._latest: _Version | None = None
 
     def on_computed(self) -> None:
         """Note that a backward pass has added to the gradient, or created it."""
-        self._values = None
         gradient = self._gradient()
         if gradient is None:
             return
@@ -87,15 +88,8 @@ class _WatchedGradient:
             kept = self._is_sum(gradient)
         self._carried = kept and (self._carried or not self._computed)
         self._computed += 1
-        self.added = self.added + 1 if kept else 1
         self._discarded = False
         self._latest = _Version(gradient)
-
-    def keep_values(self) -> None:
-        """Keep a sample of the gradient, for `factor`."""
-        gradient = self._gradient()
-        if gradient is not None and is_readable(gradient):
-            self._values = sample(gradient)
 
     def _is_sum(self, gradient: torch.Tensor) -> bool:
         """Return whether a gradient is more than what was added last; False until that is seen.
@@ -117,18 +111,6 @@ class _WatchedGradient:
     def close(self) -> None:
         if self._hook is not None:
             self._hook.remove()
-
-    def factor(self) -> float | None:
-        """Return by what the gradient was multiplied since; None if by nothing, or unknown."""
-        gradient, values, self._values = self._gradient(), self._values, None
-        if values is None or gradient is None or self._latest is None or not values.any():
-            return None
-        if self._latest.is_at(gradient):
-            return None  # nobody has written to it
-        now = sample(gradient)
-        factor = float(now.double().norm() / values.double().norm())
-        same = torch.allclose(now.double(), factor * values.double(), rtol=1e-3, atol=0.0)
-        return factor if same else None
 
     def on_zeroed(self) -> None:
         """Note that the optimizer is about to zero the gradient."""
@@ -171,7 +153,6 @@ class StepWatch:
         self._precision = PrecisionWatch(root, guarded)
         inner = (each.optimizer for each in optimizers if not each.wraps)
         self._optimizers = [each for each in inner if isinstance(each, torch.optim.Optimizer)]
-        self._schedules = ScheduleWatch(self._optimizers)
         self._parameters = parameters
         self._uncalled = uncalled
         self._guarded = guarded
@@ -190,35 +171,28 @@ class StepWatch:
     def _forget(self) -> None:
         self._steps = 0
         self._discarded = self._carried = self._repeated = self._late = False
-        self._optimized: dict[int, int] = {}  # changes by id
+        self._optimized: set[int] = set()  # ids of parameters that an optimizer changed
         self._stuck: dict[int, bool] = {}
-        self._after: dict[int, torch.Tensor] = {}  # samples by id, after the step of an optimizer
         self._with_gradient: set[int] = set()
-        self._accumulated = 0
-        self._rescaled: float | None = None
         self._dropout: dict[str, None] = {}
-        self._batch_norm: dict[str, None] = {}
 
     def attach(self) -> None:
         if not self._number:
             parameters = self._parameters(True)
-            names = {id(parameter): name for name, parameter in parameters.items()}
             self._initial = {
                 "initial": tuple(initial_weights(self._root, parameters, self._trained())),
-                "decayed_vectors": decayed_vectors(self._optimizers, names),
                 "repeated_layers": repeated_layers(self._root),
             }
             self._ties = TiedParameters(self._root)
             self._unregistered = UnregisteredParameters(self._root)
         self._versions = _versions_of(self._parameters(True))
-        modes = [(name, each) for name, each in self._root.named_modules() if _has_mode(each)]
-        self._has_modes = bool(modes)
-        for name, module in modes:
-            hook = ModuleHook(functools.partial(self._guarded, self._on_mode, name))
-            self._undo.append(hook_module(module, hook, before=True))
+        self._has_modes = any(isinstance(each, _WITH_MODES) for each in self._root.modules())
+        for name, module in self._root.named_modules():
+            if isinstance(module, _DROPOUT):
+                hook = ModuleHook(functools.partial(self._guarded, self._on_dropout, name))
+                self._undo.append(hook_module(module, hook, before=True))
         self._passes.attach()
         self._precision.attach()
-        self._schedules.begin()
         for optimizer in self._optimizers:
             hooks = {
                 optimizer.register_step_pre_hook: self._before_step,
@@ -243,7 +217,7 @@ class StepWatch:
     @property
     def has_evaluated(self) -> bool:
         """Return whether this step called the model without gradients or in ``eval()`` mode."""
-        return bool(self._dropout or self._batch_norm or self._passes.has_evaluated)
+        return bool(self._dropout or self._passes.has_evaluated)
 
     def _trained(self) -> set[int]:
         return {id(p) for each in self._optimizers for p in parameters_of(each)}
@@ -261,22 +235,16 @@ class StepWatch:
 
     # -- within a step -------------------------------------------------------------------
 
-    def _on_mode(self, name: str, module: nn.Module, args: Any) -> None:
-        is_dropout = isinstance(module, _DROPOUT)
-        found = self._dropout if is_dropout else self._batch_norm
+    def _on_dropout(self, name: str, module: nn.Module, args: Any) -> None:
         if backward_pass() != -1:
-            found.pop(name, None)  # a checkpoint computes it again, with gradients
-        elif module.training and self._root.training and not torch.is_grad_enabled():
-            if module.p if is_dropout else module.track_running_stats:
-                found[name] = None
+            self._dropout.pop(name, None)  # a checkpoint computes it again, with gradients
+        elif module.training and self._root.training and not torch.is_grad_enabled() and module.p:
+            self._dropout[name] = None
 
     def _on_computed(self, gradient: _WatchedGradient, parameter: nn.Parameter) -> None:
         gradient.on_computed()
         if is_checked(self._number):
             self._precision.on_computed()
-            with quiet():
-                gradient.keep_values()
-        self._schedules.on_computed()
 
     def _on_zero_grad(self, optimizer: Any) -> None:
         watched = self._watched.get(id(optimizer), ())
@@ -291,8 +259,6 @@ class StepWatch:
             return  # a closure computes the gradients within the step
         self._steps += 1
         watched = self._watched.get(id(optimizer), ())
-        self._schedules.before_step(optimizer)
-        self._accumulated = max(self._accumulated, *(each.added for each in watched), 0)
         found = [each.before_step() for each in watched]
         if found:
             lost, carried, same = (all(flags) for flags in zip(*found, strict=True))
@@ -304,28 +270,22 @@ class StepWatch:
         if is_checked(self._number) and getattr(optimizer, "found_inf", None) is None:
             with quiet():
                 self._samples = dict(_with_gradient(optimizer))
-                factors = [each.factor() for each in watched]
-            known = [each for each in factors if each is not None]
-            alike = known and len(known) == len(factors) and max(known) <= 1.001 * min(known)
-            if alike and (known[0] < 0.999 or not _is_distributed()):
-                self._rescaled = known[0]
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         for gradient in self._watched.get(id(optimizer), ()):
             gradient.after_step()
-        parameters, optimized = list(parameters_of(optimizer)), self._optimized
+        parameters = list(parameters_of(optimizer))
         self._with_gradient.update(id(each) for each in parameters if each.grad is not None)
         for parameter, now, before in zip(
             parameters, versions_of(parameters), self._before, strict=False
         ):
             if now != before:
-                optimized[id(parameter)] = optimized.get(id(parameter), 0) + now - before
+                self._optimized.add(id(parameter))
         if self._samples:
             with quiet():
                 for parameter in parameters:
                     if (values := self._samples.get(id(parameter))) is not None:
-                        after = self._after[id(parameter)] = sample(parameter)
-                        self._stuck[id(parameter)] = torch.equal(values, after)
+                        self._stuck[id(parameter)] = torch.equal(values, sample(parameter))
         self._samples = {}
 
     # -- its end -------------------------------------------------------------------------
@@ -345,12 +305,8 @@ class StepWatch:
                 (number := id(parameter)) in optimized,
                 not uncalled or name.rpartition(".")[0] not in uncalled,
                 number in self._with_gradient or parameter.grad is not None,
-                (last := self._versions.get(name)) != (now := versions[name]),
+                self._versions.get(name) != versions[name],
                 number in self._optimized,
-                # changed more often than in the steps of optimizers
-                last is not None
-                and last[0] == number
-                and now[1] - last[1] != self._optimized.get(number, 0),
                 self._stuck.get(number),
             )
             for name, parameter in parameters.items()
@@ -359,43 +315,25 @@ class StepWatch:
         facts = StepFacts(
             step,
             found,
-            tuple(GroupFacts(i, float(group.get("lr", 1.0))) for i, group in enumerate(groups)),
+            tuple(float(group.get("lr", 1.0)) for group in groups),
             self._steps,
             len(optimized.difference(map(id, parameters.values()))),
             self._discarded,
             self._carried,
             self._repeated,
+            self._late,
             self._has_modes and bool(self._steps) and not self._root.training,
             tuple(self._dropout),
-            tuple(self._batch_norm),
-            self._accumulated,
             self._passes.end_step(),
-            self._schedules.end_step(is_checked(self._number), bool(self._steps)),
             self._precision.end_step(),
-            self._rescaled,
             **self._initial,
             **self._structure(optimized),
-            rewritten=self._rewritten(parameters),
-            changed_late=self._late,
         )
         self._initial = {}
-        self._passes.orders = bool(self._schedules.shuffled)
         self._number += 1
         self._versions = versions
         self._forget()
         return facts
-
-    def _rewritten(self, parameters: Mapping[str, nn.Parameter]) -> tuple[str, ...] | None:
-        """Return parameters with other values than after the step of their optimizer."""
-        if not self._after:
-            return None
-        with quiet():
-            return tuple(
-                name
-                for name, parameter in parameters.items()
-                if (values := self._after.get(id(parameter))) is not None
-                and not torch.equal(values, sample(parameter))
-            )
 
     def _structure(self, optimized: set[int]) -> dict[str, Any]:
         if not is_checked(self._number) or self._ties is None or self._unregistered is None:
@@ -426,13 +364,3 @@ def _with_gradient(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, torc
     for parameter, size in sizes.items():
         if size > _NOISE * largest:
             yield id(parameter), sample(parameter)
-
-
-def _is_distributed() -> bool:
-    """Return whether there are process groups, which may write gradients without changing them."""
-    ready = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return bool(ready)
-
-
-def _has_mode(module: nn.Module) -> bool:
-    return isinstance(module, (*_DROPOUT, *_BATCH_NORM))

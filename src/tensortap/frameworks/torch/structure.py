@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import collections
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
@@ -30,8 +29,14 @@ def initial_weights(
 
     `trained` has the ids of parameters of optimizers, if any are known.
     """
-    layers = [module for module in root.modules() if isinstance(module, _WITH_FAN_IN)]
-    with_fan_in = {id(layer.weight) for layer in layers}
+    # not `layer.weight`, which may be computed: reading it would run code of the user
+    with_fan_in = {
+        id(parameter)
+        for layer in root.modules()
+        if isinstance(layer, _WITH_FAN_IN)
+        for name, parameter in layer.named_parameters(recurse=False)
+        if name == "weight"
+    }
     for name, parameter in parameters.items():
         if not parameter.is_floating_point():
             continue
@@ -136,17 +141,3 @@ def repeated_layers(root: nn.Module) -> tuple[tuple[str, int], ...]:
             if most > 1:
                 found.append((name or type(module).__name__, most))
     return tuple(found)
-
-
-def decayed_vectors(
-    optimizers: Iterable[torch.optim.Optimizer], names: Mapping[int, str]
-) -> tuple[str, ...]:
-    """Return the names of norms and biases that optimizers pull towards 0."""
-    groups: list[dict[str, Any]] = [group for each in optimizers for group in each.param_groups]
-    return tuple(
-        names[id(parameter)]
-        for group in groups
-        if group.get("weight_decay")
-        for parameter in group["params"]
-        if parameter.ndim < 2 and parameter.requires_grad and id(parameter) in names
-    )

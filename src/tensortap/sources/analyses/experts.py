@@ -7,6 +7,7 @@ number of experts and of choices, and a child with one output per expert.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, NamedTuple
 
@@ -18,8 +19,8 @@ from tensortap.frameworks.analyzing import ModelFacts, ModuleOutput, OutputArray
 from tensortap.patterns import compile_pattern
 from tensortap.record import Kind
 from tensortap.sources.analyses.analysis import Analysis, Give
+from tensortap.stats.attention import head_statistics
 from tensortap.stats.conversion import as_float64
-from tensortap.stats.experts import Routing, routing, top_experts
 
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "n_experts")
 _CHOICES = ("top_k", "num_experts_per_tok", "experts_per_token", "topk", "k")
@@ -32,6 +33,60 @@ class RouterFacts(NamedTuple):
     experts: int
     choices: int
     bounded: bool = False  # an expert takes so many tokens, and the others are dropped
+
+
+class Routing(NamedTuple):
+    """The tokens of each expert, and numbers about the logits of their router.
+
+    `dropped` is the share of choices that no expert processes, `load_entropy` is that of the
+    tokens per expert, divided by that of an even distribution.
+    """
+
+    tokens: NDArray[np.int64]
+    dropped: float
+    load_entropy: float
+    entropy: float
+    logit_max: float
+    logit_rms: float
+
+
+def routing(logits: NDArray[np.float64], chosen: NDArray[Any]) -> Routing:
+    """Return how tokens are routed.
+
+    `logits` are (token, expert). `chosen` are the experts of each token, of which those outside
+    of the range are dropped; or, as booleans, whether an expert processes a token.
+
+    >>> found = routing(np.zeros((4, 2)), np.array([[0], [0], [1], [2]]))
+    >>> found.tokens.tolist(), found.dropped, round(found.entropy, 3)
+    ([2, 1], 0.25, 0.693)
+    """
+    count, experts = logits.shape
+    if chosen.dtype == np.bool_:
+        tokens, choices = chosen.sum(axis=0), count
+    else:
+        kept = chosen[(chosen >= 0) & (chosen < experts)]
+        tokens, choices = np.bincount(kept.astype(np.int64), minlength=experts), chosen.size
+    share = tokens[tokens > 0] / max(tokens.sum(), 1)
+    even = math.log(experts) if experts > 1 else 1.0
+    finite = logits[np.isfinite(logits)]
+    return Routing(
+        tokens.astype(np.int64),
+        1.0 - float(tokens.sum()) / choices if choices else 0.0,
+        -float((share * np.log(share)).sum()) / even,
+        float(head_statistics(logits[None, None]).entropy[0]),
+        float(np.abs(finite).max(initial=0.0)),
+        float(np.sqrt((finite * finite).mean())) if finite.size else math.nan,
+    )
+
+
+def top_experts(logits: NDArray[np.float64], per_token: int) -> NDArray[np.int64]:
+    """Return the experts with the largest logits of each token.
+
+    >>> top_experts(np.array([[0.1, 0.3, 0.2]]), 2).tolist()
+    [[2, 1]]
+    """
+    found: NDArray[np.int64] = np.argsort(logits, axis=-1, kind="stable")[:, -per_token:]
+    return found
 
 
 class Experts(Analysis):
@@ -61,7 +116,7 @@ class Experts(Analysis):
             experts, choices = _number(module, _EXPERTS), _number(module, _CHOICES)
             if experts and choices:
                 for child in module.children():
-                    if getattr(child, "out_features", None) == experts:
+                    if vars(child).get("out_features") == experts:
                         bounded = _number(module, _CAPACITY) > 0
                         self._linear[id(child)] = RouterFacts(experts, choices, bounded)
 
@@ -72,8 +127,6 @@ class Experts(Analysis):
         self._bounded.clear()
 
     def output(self, seen: ModuleOutput) -> None:
-        if seen.module is None:  # of a sample, tokens cannot be counted
-            return
         facts, returns_choices = self._facts_of(seen)
         logits = _logits(seen.arrays, facts.experts) if facts.experts > 1 else None
         if logits is None:
@@ -127,9 +180,12 @@ def _mean(numbers: list[float]) -> float:
 
 
 def _number(module: Any, names: tuple[str, ...]) -> int:
-    """Return the first of these attributes that is a positive number; 0 if there is none."""
+    """Return the first of these attributes that is a positive number; 0 if there is none.
+
+    Properties are not read, because they run code of the user.
+    """
     for name in names:
-        found = getattr(module, name, None)
+        found = vars(module).get(name)
         if isinstance(found, (int, float)) and not isinstance(found, bool) and found > 0:
             return int(found) or 1
     return 0

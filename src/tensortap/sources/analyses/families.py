@@ -20,7 +20,6 @@ FAMILIES: dict[str, str | type[Analysis]] = {
     "activations": "activations.Activations",
     "attention": "attention.AttentionHeads",
     "experts": "experts.Experts",
-    "spectra": "spectra.Spectra",
 }
 """Module and class of each family: they are imported only if somebody wants them."""
 

@@ -43,9 +43,6 @@ class Analyses(StepListener):
             name: family(name)(functools.partial(self._give, name), unseen, **options)
             for name, options in families.items()
         }
-        self.families = tuple(families)
-        for analysis in self._analyses.values():
-            analysis.current_step = step
         self._records, self._step, self._prefix = records, step, prefix
         self._heads: dict[tuple[Kind, str, str, str], Record] = {}
         self._given: dict[str, tuple[list[Record], list[float]]] = {}  # by family, in this step
@@ -101,14 +98,9 @@ class Analyses(StepListener):
         name: str,
         numbers: Mapping[str, float],
         placements: str,
-        step: int | None,
     ) -> None:
         heads = [self._head(kind, name, quantity, placements) for quantity in numbers]
         values = [float(number) for number in numbers.values()]
-        if step is not None:  # another one
-            for record in self._columns(tuple(heads), values, step).records():
-                self._records.send(record, 0)
-            return
         given = self._given.setdefault(family, ([], []))
         given[0].extend(heads)
         given[1].extend(values)
@@ -121,16 +113,14 @@ class Analyses(StepListener):
             if same == self._last.get(name):
                 same = self._last[name]
             self._last[name] = same
-            self._records.send_columns(self._columns(same, values, self._step()))
+            self._records.send_columns(self._columns(same, values))
 
-    def _columns(
-        self, heads: tuple[Record, ...], values: Sequence[float], step: int
-    ) -> RecordColumns:
+    def _columns(self, heads: tuple[Record, ...], values: Sequence[float]) -> RecordColumns:
         seqs = [pipeline.next_seq() for _ in heads]
         times = [time.time_ns()] * len(heads)
         rank, world_size = ranks.rank_and_world_size()
         numbers = array.array("d", values).tobytes()
-        return RecordColumns(heads, step, seqs, rank, world_size, times, None, numbers)
+        return RecordColumns(heads, self._step(), seqs, rank, world_size, times, None, numbers)
 
     def _head(self, kind: Kind, name: str, quantity: str, placements: str) -> Record:
         """Return a record without its number; its tags name the row of the LogFrame."""

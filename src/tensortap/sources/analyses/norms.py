@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from tensortap.frameworks.analyzing import TrainedParameters
 from tensortap.record import Kind
-from tensortap.sources.analyses.analysis import Analysis, Give
-from tensortap.sources.analyses.copies import Copies, beyond
+from tensortap.sources.analyses.analysis import Analysis, Copies, Give, beyond
 from tensortap.stats.norms import Movement, movements, squares
 
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
-from tensortap.frameworks.analyzing import TrainedParameter, TrainedParameters
+from tensortap.frameworks.analyzing import TrainedParameters
 from tensortap.record import Kind
-from tensortap.sources.analyses.analysis import Analysis, Give
-from tensortap.sources.analyses.copies import Copies, beyond
-from tensortap.stats.norms import Movement, movements, squares
+from tensortap.sources.analyses.analysis import Analysis, Copies, Give, beyond
+from tensortap.stats.norms import Movement, movements
 
 
 class Updates(Analysis):
     """Gives the norm of each update, its ratio to the weight, and its angle to the previous one.
 
     There are three copies of each weight: two that take turns as the value before this update and
-    before the previous one, and one after the previous one. Where there is no room for them, the
-    update follows from the state of the optimizer.
+    before the previous one, and one after the previous one.
     """
 
     def __init__(self, give: Give, unseen: dict[str, str]) -> None:
@@ -50,9 +47,8 @@ class Updates(Analysis):
         for each in found:
             copies, known = self._copies.of(each.name, each.value)
             if copies is None:
-                self._derive(each)
-                continue
-            if not known or each.name not in self._begun:
+                self.unseen["updates"] = beyond()
+            if copies is None or not known or each.name not in self._begun:
                 continue
             number = self._updates[each.name]
             self._updates[each.name] = number + 1
@@ -63,22 +59,10 @@ class Updates(Analysis):
             moves.append(move)
         for each, sums in zip(chosen, movements(moves), strict=True):
             cosine = {} if sums.cosine is None else {"update_cosine": sums.cosine}
-            self._add(each, sums.moved, sums.squares, cosine)
-
-    def _add(
-        self, of: TrainedParameter, moved: float, weight: float, more: Mapping[str, float]
-    ) -> None:
-        self.give(Kind.WEIGHT, of.name, {**_sizes(moved, weight), **more}, of.placements)
-        self._totals[of.name] = moved, weight
-        self._sharded |= {of.placements} - {""}
-
-    def _derive(self, of: TrainedParameter) -> None:
-        """Take the update from the state of the optimizer, in chunks; it gets no cosine."""
-        chunks = of.update()
-        self.unseen["updates" if chunks is None else "update cosines"] = beyond()
-        if chunks is not None:
-            moved = math.fsum(float(chunk @ chunk) for chunk in chunks)
-            self._add(of, moved, squares([of.value])[0], {})
+            sizes = _sizes(sums.moved, sums.squares)
+            self.give(Kind.WEIGHT, each.name, {**sizes, **cosine}, each.placements)
+            self._totals[each.name] = sums.moved, sums.squares
+            self._sharded |= {each.placements} - {""}
 
     def end_step(self) -> None:
         if self._totals:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensortap.stats.experts import routing, top_experts
+from tensortap.sources.analyses.experts import routing, top_experts
 
 CLOSE = 1e-12
 LOGITS = np.random.default_rng(0).standard_normal((50, 6)) * 3
