@@ -1,11 +1,11 @@
-"""The alerts of one tracker: rules, replicas on other ranks and a reference run."""
+"""The alerts of one tracker: rules, and a reference run."""
 
 from __future__ import annotations
 
 import collections
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -15,20 +15,17 @@ from tensortap.alerts.advice import record_of_rules
 from tensortap.alerts.alert import HINT
 from tensortap.alerts.steps import StepMonitor
 from tensortap.errors import StopTraining
-from tensortap.frameworks.observing import ReplicatedTensor
 from tensortap.frameworks.steps import StepFacts
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record
-from tensortap.sources.options import Patterns, TrackOptions
+from tensortap.sources.options import TrackOptions
 from tensortap.sources.reference import ReferenceCheck
-from tensortap.sources.replicas import ReplicaCheck
 from tensortap.sources.tracked_records import TrackedRecords
 from tensortap.stats.columns import RecordColumns
 
 log = logging.getLogger("tensortap")
 
 _MAX_ALERTS = 1000  # that are kept
-_now = time.perf_counter_ns
 
 
 class TrackedAlerts:
@@ -46,12 +43,8 @@ class TrackedAlerts:
         self._stops = options.stop
         self._reported: set[tuple[str, str]] = set()  # rules and names
         self._monitor: AlertMonitor | None = None
-        self._replicas: ReplicaCheck | None = None
         if options.has_rules:
             self._monitor = AlertMonitor(options.alerts, on_alert=options.on_alert)
-            if (every := self._monitor.replicas_every) is not None:
-                selected = Patterns(options.include, options.exclude)
-                self._replicas = ReplicaCheck(every, selected.wants, records.offer)
         self._steps = StepMonitor(self._monitor.rules if self._monitor is not None else ())
         self._reference: ReferenceCheck | None = None
         if options.reference is not None:
@@ -67,9 +60,7 @@ class TrackedAlerts:
         return self._reference is not None and self._reference.has_digests
 
     def begin(self, step: int) -> None:
-        """Start the comparisons, and record which rules there are."""
-        if self._replicas is not None:
-            self._replicas.begin()
+        """Start the comparison, and record which rules there are."""
         if self._reference is not None:
             self._reference.begin()
         if self._monitor is not None:
@@ -82,10 +73,7 @@ class TrackedAlerts:
             )
 
     def close(self) -> None:
-        """End the comparisons, and take their last alerts."""
-        if self._replicas is not None:
-            self._replicas.close()
-            self._poll_replicas()
+        """End the comparison, and take its last alert."""
         if self._reference is not None:
             self._reference.close()
             self._poll_reference()
@@ -119,9 +107,7 @@ class TrackedAlerts:
             self._record(alert, world_size)
 
     def end_step(self, skipped: Callable[[], bool]) -> None:
-        """Take the alerts of the comparisons: here, where training may be stopped."""
-        if self._replicas is not None:
-            self._poll_replicas()
+        """Take the alert of the comparison: here, where training may be stopped."""
         if self._reference is not None:
             self._reference.end_step()
             if self._stops:
@@ -130,18 +116,6 @@ class TrackedAlerts:
                 raise StopTraining(str(alert), alert)
         if self._monitor is not None:
             self._monitor.check(skipped)
-
-    def replicas_due(self, step: int) -> bool:
-        return self._replicas is not None and self._replicas.due(step) and pipeline.enabled
-
-    def compare_replicas(self, step: int, found: Iterable[ReplicatedTensor], prefix: str) -> None:
-        assert self._replicas is not None
-        start = _now()
-        try:
-            self._replicas.compare(step, found, prefix)
-        except Exception as error:
-            pipeline.fault("replicas", error, "are not compared in this step")
-        pipeline.ledger.track(_now() - start)
 
     def report(
         self, rule: str, found: Mapping[str, str], step: int, prefix: str, limited: bool
@@ -162,14 +136,6 @@ class TrackedAlerts:
             message = f"tracking is limited: {found[name]}" if limited else found[name]
             alert = Alert(rule, full, Kind.ACTIVATION, step, rank, full, message)
             self._record(alert, world_size)
-
-    def _poll_replicas(self) -> None:
-        assert self._replicas is not None
-        assert self._monitor is not None
-        rank, world_size = ranks.rank_and_world_size()
-        for alert in self._replicas.poll():
-            self._monitor.add(alert)
-            self._record(alert, world_size, rank)
 
     def _poll_reference(self) -> Alert | None:
         assert self._reference is not None
