@@ -18,6 +18,7 @@ log = logging.getLogger("tensortap")
 
 _INTERVAL = 1.0  # seconds
 _SHARE = 0.05  # of the time of a processor
+_NEVER = -(1 << 62)  # before all steps
 _MOST_RECORDS = 1 << 18  # that are compared; they take up to 200 MB
 
 
@@ -68,7 +69,7 @@ class RankWatch:
     def _is_new(self, finding: RankFinding) -> bool:
         """Return whether a finding is no continuation of one that was reported."""
         key = finding.rule, finding.ranks, finding.name if finding.rule == "replicas" else ""
-        before = self._reported.get(key, -1)
+        before = self._reported.get(key, _NEVER)
         self._reported[key] = max(before, finding.last_step)
         return finding.step > before
 

@@ -266,8 +266,9 @@ class _Replicas:
     """Compares weights and optimizer state that several ranks have, by statistics and digests.
 
     Plain tensors with the same name need not be replicas: ranks may train models of their own, or
-    split tensors by hand. They count as replicas if most ranks had the same one at some time. At
-    first, this may be chance if all elements are equal, as those of biases and norms.
+    split tensors by hand. They count as replicas if most ranks had the same one at some time, or
+    its gradient. If all elements are equal, as those of biases and norms at first, this tells
+    nothing before the third record: a warmup may leave them as they are in the first step.
     """
 
     def __init__(self, table: Table) -> None:
@@ -291,7 +292,7 @@ class _Replicas:
         size = np.bincount(cell)[cell]
         content = codes(cell, self._contents(rows, cell, size).view(np.int64))
         is_right = 2 * np.bincount(content)[content] > size
-        is_evidence = (order > 0) | (table.column("min")[rows] != table.column("max")[rows])
+        is_evidence = (order > 1) | (table.column("min")[rows] != table.column("max")[rows])
         is_known = (size > 1) & (is_shard | (is_right & is_evidence))
         self._alike[table.name[rows[is_known]]] = True
         chosen = ~is_right & _is_kind(table, _REPLICATED, rows)
