@@ -115,8 +115,8 @@ def test_tensors_that_begin_to_differ_together_are_one_finding():
 
 
 def test_a_difference_that_returns_is_found_again():
-    twice = lambda rank, step, name, values: step in (1, 2, 4) and add_one([2], 0)(
-        rank, step, name, values
+    twice = lambda rank, step, name, values: (
+        step in (1, 2, 4) and add_one([2], 0)(rank, step, name, values)
     )
     assert [(each.step, each.last_step) for each in found(weights(twice))] == [(1, 2), (4, 4)]
 
@@ -152,9 +152,7 @@ def test_only_the_same_shards_are_replicas():
     """Two shards with two replicas each."""
     place = lambda rank: Shard((128,), (64 * (rank % 2),), ("R", "S(0)"))
     half = lambda rank, step, name, values: values.__iadd__(rank % 2)
-    records = [
-        msgspec.structs.replace(r, shard=place(r.rank)) for r in weights(half, world=4)
-    ]
+    records = [msgspec.structs.replace(r, shard=place(r.rank)) for r in weights(half, world=4)]
     assert found(records) == []
     odd = lambda *each: (half(*each), add_one([3], 2)(*each))
     records = [msgspec.structs.replace(r, shard=place(r.rank)) for r in weights(odd, world=4)]

@@ -481,7 +481,9 @@ def test_ranks_side_by_side(chromium, tmp_path):
         q.wait_for_function(f"() => {cell}.z[0].length === 2")
         tab.shown("ranks")
         q.locator("#tab-alerts").click()
-        q.locator("#panel-alerts tr", has_text="rank 3 is 9 recorded steps behind").click()  # to ranks by steps
+        q.locator(
+            "#panel-alerts tr", has_text="rank 3 is 9 recorded steps behind"
+        ).click()  # to ranks by steps
         q.wait_for_function(f"() => {cell}.z[0].length === 10")
         tab.shown("ranks")
         q.mouse.click(*point(8, 7))
