@@ -109,7 +109,7 @@ def test_tensors_that_begin_to_differ_together_are_one_finding():
     later = add_one([2], 4)
     first, second = found(weights(lambda *each: (both(*each), later(*each))))
     assert (first.ranks, first.name, first.tensors, first.step) == ((5, 6), "fc.weight", 2, 1)
-    assert first.message.endswith("than the other 6 since step 1; so do 1 more tensors")
+    assert first.message.endswith("than the other 6 since step 1; 2 tensors differ")
     # from step 4 on, other ranks differ in the weight
     assert (second.ranks, second.name, second.step) == ((2, 5, 6), "fc.weight", 4)
 
@@ -188,7 +188,7 @@ def test_a_rank_that_is_far_is_named_once_with_its_first_tensor():
     assert (finding.rule, finding.ranks, finding.name) == ("outlier", (6,), "first")
     assert (finding.step, finding.last_step, finding.tensors) == (4, 11, 2)
     assert finding.message.startswith("rank 6 is far from the other ranks since step 4: its RMS is")
-    assert finding.message.endswith("; so are 1 more of its tensors")
+    assert finding.message.endswith("; 2 of its tensors are far")
 
 
 def test_a_few_steps_or_a_small_distance_are_no_finding():

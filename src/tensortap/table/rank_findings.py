@@ -20,7 +20,7 @@ from tensortap.record import Kind, Record
 from tensortap.runs.arrow import numbers
 from tensortap.table.columns import VALUE
 from tensortap.table.numbering import codes, distinct, first_of, stable_order
-from tensortap.table.ranks import alike_groups, compared, progress
+from tensortap.table.ranks import RankProgress, alike_groups, compared, progress
 from tensortap.table.replicas import same_tensor
 from tensortap.table.shard_keys import PARTIAL, SHARD
 from tensortap.table.table import Table
@@ -48,13 +48,14 @@ _REPLICATED = (Kind.WEIGHT, Kind.OPTIMISER_STATE)
 _PATIENCE = 5  # recorded steps in a row in which a rank must be far
 _LATE_STEPS = 10  # recorded steps by which a rank is behind
 _LATE_SECONDS = 60.0  # without a record of a rank, while most ranks have come further
+_WITNESSES = 15  # ranks whose times tell when most ranks reached a step
 _CHUNK = 1 << 17  # rows that are compared at a time, if they have several steps; bounds memory
 _NAMED = 6  # ranks that a message names
 _SHARE = 0.05  # of the time of a processor that comparing a growing table may take
 
 
 class RankFinding(msgspec.Struct, frozen=True):
-    """What distinguishes one or more ranks from the others, from `step` to `last_step`.
+    """A difference of one or more ranks from the others, from `step` to `last_step`.
 
     `rule` is one of `RULES`. `name`, `kind` and `module` are those of the first tensor; `tensors`
     counts them.
@@ -94,9 +95,9 @@ def rank_findings(
     """
     rows = np.flatnonzero(_is_kind(table, COMPARED))
     made = progress(table, rows)
-    found = ranks_behind(table, now_ns)
     if len(made.ranks) < 2:
         return []
+    found = list(_late_findings(table, rows, made, now_ns))
     if settled:
         late = [each.ranks[0] for each in found]
         rows = rows[table.step[rows] < made.last[~np.isin(made.ranks, late)].min()]
@@ -223,7 +224,7 @@ def _far_findings(
         is_bad = table.nonfinite(rows[[one.first]])[0] > 0 or not np.isfinite(number)
         held = f"its {'value' if is_metric else 'RMS'} is {number:.4g}"
         tensors = len({int(series[each.first]) for each in members})
-        more = f"; so are {tensors - 1:,} more of its tensors" if tensors > 1 else ""
+        more = f"; {tensors:,} of its tensors are far" if tensors > 1 else ""
         message = (
             f"rank {one.rank} is far from the other ranks since step {one.step:,}: "
             f"{'it holds NaN or Inf' if is_bad else held}, "
@@ -274,6 +275,7 @@ class _Replicas:
     def __init__(self, table: Table) -> None:
         self._table = table
         self._alike = np.zeros(len(table.names), np.bool_)  # names that most ranks had alike
+        self._early: list[Integers] = []  # rows of tensors that most ranks had alike at first
         rows = np.flatnonzero(_is_kind(table, _REPLICATED))
         ends = table.take(rows[[0, -1]] if len(rows) else rows, ["digest"]).column(0)
         # with `track(digests=True)` all of them have one
@@ -292,9 +294,10 @@ class _Replicas:
         size = np.bincount(cell)[cell]
         content = codes(cell, self._contents(rows, cell, size).view(np.int64))
         is_right = 2 * np.bincount(content)[content] > size
-        is_evidence = (order > 1) | (table.column("min")[rows] != table.column("max")[rows])
-        is_known = (size > 1) & (is_shard | (is_right & is_evidence))
-        self._alike[table.name[rows[is_known]]] = True
+        is_alike = (size > 1) & (is_shard | is_right)
+        self._alike[table.name[rows[is_alike & (is_shard | (order > 1))]]] = True
+        early = np.flatnonzero(is_alike & ~is_shard & (order < 2))
+        self._early.append(rows[early[first_of(codes(cell[early]))]])
         chosen = ~is_right & _is_kind(table, _REPLICATED, rows)
         return rows[chosen], series[chosen], order[chosen], cell[chosen], size[chosen]
 
@@ -312,6 +315,12 @@ class _Replicas:
     ) -> Iterator[RankFinding]:
         """Yield one finding for tensors of the same ranks that begin to differ at the same step."""
         table = self._table
+        if not len(rows):
+            return
+        early = np.sort(np.concatenate(self._early))
+        early = early[np.isin(table.name[early], table.name[rows])]
+        low, high = (numbers(c) for c in table.take(early, ["min", "max"]).columns)
+        self._alike[table.name[early[low != high]]] = True
         chosen = np.flatnonzero(self._alike[table.name[rows]])
         if not len(chosen):
             return
@@ -349,7 +358,7 @@ def _unequal_finding(
         message = f"{_words(ranks)} {has} another {what} than {others} since step {step:,}"
     else:
         message = f"{what} differs between {_words(ranks)} since step {step:,}, without a majority"
-    message += f"; so do {tensors - 1:,} more tensors" if tensors > 1 else ""
+    message += f"; {tensors:,} tensors differ" if tensors > 1 else ""
     return RankFinding(
         REPLICAS, tuple(ranks), record.name, record.kind, module_of(record), step, last_step,
         tensors, message,
@@ -374,43 +383,50 @@ def _words(ranks: Sequence[int]) -> str:
 def ranks_behind(table: Table, now_ns: int | None = None) -> list[RankFinding]:
     """Return the ranks that most ranks have overtaken, or that have stopped recording."""
     rows = np.flatnonzero(_is_kind(table, COMPARED))
-    made = progress(table, rows)
-    found: list[RankFinding] = []
-    if len(made.ranks) < 2:
-        return found
+    return list(_late_findings(table, rows, progress(table, rows), now_ns))
+
+
+def _late_findings(
+    table: Table, rows: Integers, made: RankProgress, now_ns: int | None
+) -> Iterator[RankFinding]:
     half = len(made.ranks) // 2
-    newest = int(np.sort(made.last)[::-1][half])  # more than half of the ranks have come so far
-    late = np.flatnonzero(made.last < newest)
-    if not len(late):
-        return found
-    steps = distinct(table.step[rows])
-    steps = steps[steps <= newest]
-    of_last = rows[table.step[rows] == made.last[codes(table.rank[rows])]]
+    newest = np.sort(made.last)[::-1][half : half + 1]  # more than half of the ranks were so far
+    late = made.last < newest
+    if not late.any():
+        return
+    rank, step = table.rank[rows], table.step[rows]
+    # to read times of all ranks takes long: a few of those that are not late stand for most
+    others = made.ranks[~late][:_WITNESSES]
+    chosen = rows[np.isin(rank, [*others, *made.ranks[late]])]
+    of_last = chosen[
+        table.step[chosen] == made.last[np.searchsorted(made.ranks, table.rank[chosen])]
+    ]
     ends = len(of_last) - 1 - first_of(codes(table.rank[of_last])[::-1])
-    times = _times(table, of_last[ends])  # of the last record of each rank
-    now = int(np.sort(times)[::-1][half]) if now_ns is None else now_ns
-    for rank, step, time_ns in zip(
-        made.ranks[late].tolist(), made.last[late].tolist(), times[late].tolist(), strict=True
-    ):
-        missed = steps[np.searchsorted(steps, step, side="right") :]
-        seconds = (now - time_ns) / 1e9
+    known = distinct(table.rank[of_last]).tolist()
+    times = dict(zip(known, _times(table, of_last[ends]).tolist(), strict=True))
+    now = int(np.median([times[each] for each in others.tolist()])) if now_ns is None else now_ns
+    steps = distinct(step)
+    steps = steps[steps <= newest]
+    for number, last in zip(made.ranks[late].tolist(), made.last[late].tolist(), strict=True):
+        missed = steps[np.searchsorted(steps, last, side="right") :]
+        seconds = (now - times[number]) / 1e9
         is_slow = False
         if len(missed) >= _LATE_STEPS:
             # records may arrive late: what counts is how far most ranks were at that time
-            of_step = rows[table.step[rows] == missed[_LATE_STEPS - 1]]
+            of_step = rows[(step == missed[_LATE_STEPS - 1]) & np.isin(rank, others)]
             reached = _times(table, of_step[first_of(codes(table.rank[of_step]))])
-            is_slow = int((reached <= time_ns).sum()) > half
+            is_slow = 2 * int((reached <= times[number]).sum()) > len(others)
         if is_slow or seconds > _LATE_SECONDS:
             plural = "s" if len(missed) > 1 else ""
             message = (
-                f"rank {rank} is {len(missed):,} recorded step{plural} behind: its last record is "
-                f"of step {step:,}, most ranks are at step {newest:,}"
+                f"rank {number} is {len(missed):,} recorded step{plural} behind: its last record "
+                f"is of step {last:,}, most ranks are at step {newest[0]:,}"
             )
             message += f", {seconds:.0f} s later" if seconds > _LATE_SECONDS else ""
-            found.append(RankFinding(
-                BEHIND, (rank,), f"rank {rank}", Kind.METRIC, "", step, newest, 0, message
-            ))  # fmt: skip
-    return found
+            yield RankFinding(
+                BEHIND, (number,), f"rank {number}", Kind.METRIC, "", last, int(newest[0]), 0,
+                message,
+            )  # fmt: skip
 
 
 def _times(table: Table, rows: Integers) -> Integers:

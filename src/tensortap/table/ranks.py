@@ -191,7 +191,8 @@ class RankProgress(NamedTuple):
 
 def progress(table: Table, rows: Integers | None = None) -> RankProgress:
     """Return how many of some records each rank has, its first and last step, and who is behind."""
-    rank, step = (c if rows is None else c[rows] for c in (table.rank, table.step))
+    is_whole = rows is None or len(rows) == len(table)
+    rank, step = (c if is_whole else c[rows] for c in (table.rank, table.step))
     ranks, row = distinct(rank.astype(np.int64)), codes(rank)
     first = np.full(len(ranks), np.iinfo(np.int64).max)
     last = np.full(len(ranks), np.iinfo(np.int64).min)
