@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 
 import numpy as np
+import pytest
 
 import tensortap as tap
 from tensortap.alerts import alert_of
@@ -148,3 +150,41 @@ def test_old_records_leave_and_a_finding_is_reported_once(server, run, monkeypat
     assert [(alert.rank, alert.step) for alert in alerts] == [(6, 21)]
     program.say()
     program.end()
+
+
+_JAX = """
+    import jax
+    jax.distributed.initialize("127.0.0.1:{port}", num_processes=2, process_id={rank})
+    import jax.numpy as jnp, numpy as np, tensortap as tap
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+    rank = {rank}
+    mesh = Mesh(np.array(jax.devices()), ("dp",))
+    whole, split = (NamedSharding(mesh, PartitionSpec(*names)) for names in ((), ("dp",)))
+    tap.catch(0, "hello").wait(60)
+    def params(step):
+        local = np.arange(12, dtype=np.float32).reshape(3, 4) + step
+        if rank == 1 and step >= 4:
+            local[2, 1] = -local[2, 1]
+        place = jax.make_array_from_process_local_data
+        return {{"global": place(whole, local), "own": jnp.arange(3.0) + rank,
+                "sharded": place(split, local + rank), "same": jnp.arange(3.0) * step}}
+    with tap.track(model_state=params(0)) as tracker:
+        for step in range(8):
+            tracker.step(params(step))
+    assert tap.flush(60)
+"""
+
+
+def test_processes_of_jax(server, run):
+    pytest.importorskip("jax")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    programs = [run(_JAX.format(rank=rank, port=port), fresh=True) for rank in range(2)]
+    for program in programs:
+        program.end()
+    wait_for(lambda: alerts_in(server.history))
+    (alert,) = alerts_in(server.history)
+    assert (alert.rule, alert.name, alert.kind, alert.step) == (
+        "replicas", "global", Kind.WEIGHT, 4
+    )  # fmt: skip

@@ -180,6 +180,17 @@ def test_chunks_of_a_large_run_are_compared_one_by_one(monkeypatch):
     assert found(records) == expected
 
 
+def test_hostile_ranks_and_steps_take_no_memory():
+    far = {2: (1 << 31) - 1, 3: (1 << 62)}
+    records = [
+        msgspec.structs.replace(r, rank=far[2] if r.rank == 2 else r.rank,
+                                step=far[3] if r.step == 5 else -far[3] if r.step == 0 else r.step)
+        for r in weights(add_one([2], 3))
+    ]  # fmt: skip
+    (finding,) = found(records)
+    assert (finding.rule, finding.ranks, finding.step) == ("replicas", (far[2],), 3)
+
+
 # -- statistics ----------------------------------------------------------------------------------
 
 

@@ -149,13 +149,12 @@ def _is_kind(table: Table, kinds: Iterable[Kind], rows: Integers | None = None) 
 
 def _chunks(table: Table, rows: Integers) -> Iterator[Integers]:
     """Yield the rows of several steps at a time, by step."""
-    if not len(rows):
-        return
-    steps = table.step[rows]
-    rows = rows[stable_order(steps - steps.min())]
-    first = np.flatnonzero(np.diff(table.step[rows], prepend=-(1 << 62)))  # of each step
+    step = codes(table.step[rows])
+    order = stable_order(step)
+    first = np.flatnonzero(np.diff(step[order], prepend=-1))  # of each step
     edges = first[np.flatnonzero(np.diff(first // _CHUNK, prepend=-1))]
-    yield from np.split(rows, edges[1:])
+    if len(rows):
+        yield from np.split(rows[order], edges[1:])
 
 
 def _ordinals(series: Integers, seen: Integers) -> Integers:
@@ -331,8 +330,9 @@ class _Replicas:
         starts = np.flatnonzero(np.diff(codes(step, series, cell), prepend=-1))  # of each tensor
         ends = np.append(starts[1:], len(rows))
         # the same number for the same ranks
-        numbers_of_ranks = np.random.default_rng(0).integers(1 << 62, size=int(rank.max()) + 1)
-        ranks = np.add.reduceat(numbers_of_ranks[rank], starts)
+        code = codes(rank)
+        random_numbers = np.random.default_rng(0).integers(1 << 62, size=int(code.max()) + 1)
+        ranks = np.add.reduceat(random_numbers[code], starts)
         begun: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for first, last in _episodes(codes(ranks, series[starts]), order[starts], 1):
             began = int(step[starts[first]]), int(ranks[first])
