@@ -27,8 +27,7 @@ def _measure(pipe: Any, run: pathlib.Path, task: str) -> None:
     import pyarrow.parquet
 
     from tensortap.table.mesh import mesh_layout
-    from tensortap.table.ranks import far_ranks
-    from tensortap.table.replicas import unequal_replicas
+    from tensortap.table.rank_findings import rank_findings
     from tensortap.table.table import table_of
     from tensortap.viz.figures import heatmap_figure, ranks_figure
 
@@ -50,7 +49,7 @@ def _measure(pipe: Any, run: pathlib.Path, task: str) -> None:
             )
         )
     else:
-        found["ranks"] = time_of(lambda: (far_ranks(table, "rm2", 20), unequal_replicas(table)))
+        found["ranks"] = time_of(lambda: rank_findings(table))
     found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
     pipe.send(found)
 

@@ -10,8 +10,7 @@ import pytest
 from tensortap.record import Kind, Record
 from tensortap.stats import summarize_array
 from tensortap.table.mesh import MeshLayout, group_keys, mesh_layout, rank_tree
-from tensortap.table.rank_monitor import alike_groups
-from tensortap.table.ranks import deviations, far_ranks, over_names, over_steps, progress
+from tensortap.table.ranks import alike_groups, deviations, over_names, over_steps, progress
 from tensortap.table.table import table_of
 from tensortap.viz.figures import ranks_figure
 from tensortap.viz.figures.encoding import untyped
@@ -22,23 +21,21 @@ from tests.web.conftest import Writer
 def records(ranks=8, steps=10, odd=None, late=None):
     for rank in range(ranks):
         for step in range(steps - (3 if rank == late else 0)):
-            size = (1 + rank / 1000) * (5 if rank == odd and step >= 6 else 1)
+            size = 5 if rank == odd and step >= 6 else 1
             stats = summarize_array(np.full(4, size, "f4"))
-            tags = {"mesh": f"dp={rank // 4}/{ranks // 4} tp={rank % 4}/4"}
+            tags = {"mesh": f"dp={rank // 2}/{ranks // 2} tp={rank % 2}/2"}
             yield Record("w", Kind.WEIGHT, step, 0, step, rank, ranks, 0, dtype="float32",
                          shape=(4,), stats=stats, tags=tags)  # fmt: skip
 
 
 def test_marks_only_the_rank_that_is_far():
     table = table_of(list(records(odd=5)))
-    outliers = over_steps(table, "Weight", "w", "rm2").outliers
-    assert np.argwhere(outliers).tolist() == [[5, step] for step in range(6, 10)]
-    assert over_names(table, "Weight", 7, "rm2").outliers.ravel().tolist() == [False] * 5 + [
+    far = over_steps(table, "Weight", "w", "rm2").far
+    assert np.argwhere(far).tolist() == [[5, step] for step in range(6, 10)]
+    assert over_names(table, "Weight", 7, "rm2").far.ravel().tolist() == [False] * 5 + [
         True, False, False
     ]  # fmt: skip
-    (far,) = far_ranks(table, "rm2", 20)
-    assert (far.rank, far.name, far.first_step, far.last_step, far.steps) == (5, "w", 6, 9, 4)
-    assert far_ranks(table_of(list(records())), "rm2", 20) == []
+    assert not over_steps(table_of(list(records())), "Weight", "w", "rm2").far.any()
 
 
 def test_normal_noise_is_not_far():
@@ -95,31 +92,39 @@ def test_command(tmp_path):
                         record.tags)  # fmt: skip
         run.close(end=rank == 39)
     code, printed, _ = type_in("ranks", tmp_path / "r", COLUMNS="80")
-    assert code == 1  # without shards, these weights are replicas
+    assert code == 1
     lines = printed.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0] == "40 ranks, mesh dp × tp, 397 records, newest step 9"
-    assert lines[2].split() == ["7", "dp", "1,", "tp", "3", "7", "0", "to", "6", "3", "steps"]
+    assert lines[2].split() == ["7", "dp", "3,", "tp", "1", "7", "0", "to", "6", "3", "steps"]
     assert lines[3] == "39 ranks are at step 9"
-    assert "rank 5: 1 tensor far from the other ranks since step 6" in printed
+    assert lines[4] == "rank 5 has another w (Weight) than the other 39 since step 6"
     found = json.loads(type_in("ranks", tmp_path / "r", "--json")[1])
     assert found["ranks"][7]["behind"] == 3
-    assert found["ranks"][7]["place"] == "dp 1, tp 3"
-    assert [each["rank"] for each in found["far"]] == [5]
+    assert found["ranks"][7]["place"] == "dp 3, tp 1"
+    (finding,) = found["findings"]
+    assert (finding["rule"], finding["ranks"], finding["step"]) == ("replicas", [5], 6)
 
 
 def test_ranks_are_compared_with_those_that_do_the_same():
     random = np.random.default_rng(0)
     # each place along tp has another shard; rank 9 has the size of another shard
     value = np.array([10.0, 20.0] * 8)[:, None] * (1 + 0.01 * random.standard_normal((16, 30)))
-    value[9] /= 2
+    value[9] /= 2.5
     records = [
         Record("x", Kind.METRIC, step, 0, step, rank, 16, 0, value=value[rank, step])
         for rank, step in np.ndindex(value.shape)
     ]
     table = table_of(records)
-    assert not over_steps(table, "Metric", "x", "value").outliers[9].any()
-    mesh = MeshLayout(("dp", "tp"), {rank: (rank // 2, rank % 2) for rank in range(16)})
-    far = over_steps(table, "Metric", "x", "value", alike_groups(mesh)).outliers
+    assert alike_groups(table) == [list(range(16))]
+    assert not over_steps(table, "Metric", "x", "value").far[9].any()
+    meshes = [f"dp={rank // 2}/8 tp={rank % 2}/2" for rank in range(16)]
+    places = [
+        Record("w", Kind.WEIGHT, 0, 0, 99, rank, 16, 0, tags={"mesh": mesh})
+        for rank, mesh in enumerate(meshes)
+    ]
+    table = table_of([*records, *places])
+    assert alike_groups(table) == [list(range(0, 16, 2)), list(range(1, 16, 2))]
+    far = over_steps(table, "Metric", "x", "value").far
     assert far[9].all()
     assert far.sum() == 30

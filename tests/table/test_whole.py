@@ -24,7 +24,7 @@ from tensortap.table import shard_keys
 from tensortap.table import whole as whole_module
 from tensortap.table.mesh import MeshLayout, mesh_layout
 from tensortap.table.numbering import codes, stable_order
-from tensortap.table.replicas import places_of, unequal_replicas
+from tensortap.table.replicas import places_of
 from tensortap.table.sources import RecordSource
 from tensortap.table.table import Table, table_of
 from tests.viz.conftest import RunWriter
@@ -204,33 +204,6 @@ def test_merging_columns_is_merging_summaries(scale):
         expected = merge(*group)
         for name in STATISTICS:
             np.testing.assert_allclose(found[name][i], getattr(expected, name), rtol=1e-14)
-
-
-def test_replicas_that_differ_are_outvoted():
-    weight, state = _RANDOM.normal(size=(2, 4, 3))
-    other = weight.copy()
-    other[2, 1] += 1e-6
-    records = [
-        record("fc.weight", Kind.WEIGHT, step, rank, other if rank == 5 and step else weight)
-        for step in range(3)
-        for rank in range(8)
-    ]
-    records += [  # replicas of shards, over two groups of ranks
-        record("fc.exp_avg", Kind.OPTIMISER_STATE, 1, rank, state[at : at + 2] + (rank == 3),
-               offsets=(at, 0), whole=state.shape, places=("R", "S(0)"))
-        for rank, at in enumerate([0, 2] * 3)
-    ]  # fmt: skip
-    records += [record("x", Kind.ACTIVATION, 0, rank, state + rank) for rank in range(8)]
-    found = unequal_replicas(table_of(records))
-    assert [str(each) for each in found] == [
-        "rank 5 has another fc.weight (Weight) than the other 7, from step 1 to 2",
-        "rank 3 has another fc.exp_avg (Optimiser_State) than the other 2, at step 1",
-    ]
-    assert unequal_replicas(table_of(records[:8])) == []
-    assert unequal_replicas(table_of([])) == []
-    two = [each for each in records[8:24] if each.rank in (0, 5)]
-    (found,) = unequal_replicas(table_of(two))
-    assert str(found) == "ranks 0, 5 differ in fc.weight (Weight), from step 1 to 2"
 
 
 @given(st.data())

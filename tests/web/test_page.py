@@ -439,7 +439,7 @@ def test_ranks_side_by_side(chromium, tmp_path):
                     x *= 3
                 values[rank, step] = float(np.sqrt((x.astype("f8") ** 2).mean()))
                 kept = x if name == "fc.weight" else None
-                tags = {"mesh": f"dp={rank // 4}/2 tp={rank % 4}/4"}
+                tags = {"mesh": f"dp={rank // 4}/2 cp={rank % 4}/4"}
                 run.put(name, "Weight", step, kept, summarize_array(x), "float32", x.shape, tags)
         for step in range(10, 13 if rank == 3 else 22):
             run.seq = step * 10**10  # which is also the time: rank 3 ends 90 s before the others
@@ -449,14 +449,14 @@ def test_ranks_side_by_side(chromium, tmp_path):
     with serving(tmp_path) as page, Tab(chromium, page, f"#{address}") as tab:
         q = tab.page
         labels = q.locator("#panel-ranks .rank-row .label")
-        assert labels.all_inner_texts()[:2] == ["dp 0", "tp 0 · rank 0"]
+        assert labels.all_inner_texts()[:2] == ["dp 0", "cp 0 · rank 0"]
         far = q.get_by_label("Outliers").locator(".chip")
         assert far.all_inner_texts() == ["rank 6"]
         q.wait_for_selector(".rank-row .flag")
-        assert q.locator(".rank-row .flag").all_inner_texts() == ["silent"]
+        assert q.locator(".rank-row .flag").all_inner_texts() == ["behind", "far"]
         alerted = q.get_by_label("Alerts about ranks").locator(".chip")
-        assert alerted.all_inner_texts() == ["rank 3: silent"]
-        assert "most ranks are at step 21, 90 s later" in alerted.get_attribute("title")
+        assert alerted.all_inner_texts() == ["rank 6: far · fc.weight", "rank 3: behind"]
+        assert "most ranks are at step 21, 90 s later" in alerted.last.get_attribute("title")
         image = q.locator("#panel-ranks .heatmaplayer image").first
 
         def point(row, column, columns=10):
@@ -482,7 +482,9 @@ def test_ranks_side_by_side(chromium, tmp_path):
         q.wait_for_function(f"() => {cell}.z[0].length === 2")
         tab.shown("ranks")
         q.locator("#tab-alerts").click()
-        q.locator("#panel-alerts tr", has_text="rank 3 is silent").click()  # to ranks by steps
+        q.locator(
+            "#panel-alerts tr", has_text="rank 3 is 9 recorded steps behind"
+        ).click()  # to ranks by steps
         q.wait_for_function(f"() => {cell}.z[0].length === 10")
         tab.shown("ranks")
         q.mouse.click(*point(8, 7))

@@ -28,7 +28,6 @@ from tensortap.alerts.model_rules import (
     wide_layers,
 )
 from tensortap.alerts.monitor import AlertMonitor, RuleState, StepState
-from tensortap.alerts.rank_rules import RANK_RULES, outlier, silent, straggler
 from tensortap.alerts.rules import (
     Rule,
     constant,
@@ -37,7 +36,6 @@ from tensortap.alerts.rules import (
     inf,
     loss_spike,
     nan,
-    replicas,
     saturated,
     vanishing,
 )
@@ -59,7 +57,6 @@ __all__ = [
     "AlertMonitor",
     "DEFAULT",
     "Finding",
-    "RANK_RULES",
     "Rule",
     "RuleState",
     "StepState",
@@ -86,16 +83,12 @@ __all__ = [
     "no_optimizer",
     "not_normalized",
     "not_registered",
-    "outlier",
     "random_in_evaluation",
     "record_of",
     "repeated_layer",
-    "replicas",
     "saturated",
     "scheduler_per_batch",
-    "silent",
     "step_repeated",
-    "straggler",
     "training_in_eval",
     "untied",
     "vanishing",

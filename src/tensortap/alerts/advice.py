@@ -20,8 +20,7 @@ REMEDIES = {
     "loss_spike": "Check the batch of that step; clip gradients or lower the learning rate.",
     "replicas": "Check for missing synchronization and faulty memory; go back to a checkpoint.",
     "outlier": "Check its data and its hardware.",
-    "straggler": "Check its data loading and its hardware.",
-    "silent": "Check whether its process lives, or waits for another one.",
+    "behind": "Check whether its process lives; check its data loading and its hardware.",
     "no_optimizer": "Create the optimizer with all parameters of the model.",
     "initialization": "Give each layer its own random numbers of about 1/sqrt(fan_in).",
     "learning_rate": "Check the schedule: its warmup, its unit (batches or epochs), its last step.",
@@ -32,10 +31,9 @@ REMEDIES = {
 """Remedies by rule. Rules that are missing here name the remedy in their message."""
 
 _NOT_CHOSEN = {
+    "replicas": "a rank whose weights or optimizer state differ from those of the others",
     "outlier": "a rank that is far from the others",
-    "straggler": "a rank that is behind the others",
-    "silent": "a rank that sends nothing",
-    "identical_batches": "data-parallel ranks that are called with the same batches",
+    "behind": "a rank that is behind the others, or sends nothing",
     "unseen": "what cannot be observed as usual",
     "remark": "limits of what is observed",
 }  # rules that nobody passes to `alerts=`
@@ -44,8 +42,8 @@ _NOT_CHOSEN = {
 def looks_for(rule: str) -> str:
     """Return the problem that a rule looks for: its function's first sentence, without the verb.
 
-    >>> looks_for("not_registered"), looks_for("silent"), looks_for("mine")
-    ('layers in a plain list or dict of a module, ...', 'a rank that sends nothing', '')
+    >>> looks_for("not_registered"), looks_for("outlier"), looks_for("mine")
+    ('layers in a plain list or dict of a module, ...', 'a rank that is far from the others', '')
     """
     from tensortap import alerts
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from tensortap.alerts.alert import Alert, Finding, may_be_mask, module_of
 from tensortap.alerts.defaults import DEFAULT
-from tensortap.alerts.rank_rules import is_of_ranks
 from tensortap.alerts.rules import Rule
 from tensortap.errors import StopTraining
 from tensortap.pipeline.pipeline import pipeline
@@ -175,11 +174,6 @@ class AlertMonitor:
                 raise TypeError(
                     f"alerts: a rule must be a function of a record and a state, got {rule!r}"
                 )
-            if is_of_ranks(rule):
-                raise ValueError(
-                    f"alerts: {_name(rule)} compares ranks, which one rank cannot do: pass it to "
-                    "tap.serve(rules=[…]) or run.alerts(rules=[…])"
-                )
         self._actions = _actions(on_alert)
         self.alerts: collections.deque[Alert] = collections.deque(maxlen=_MAX_ALERTS)
         self._tensors: dict[tuple[str, Kind, int, str | None], _TensorState] = {}
@@ -233,12 +227,6 @@ class AlertMonitor:
         with self._lock:
             self.alerts.append(alert)
         self._act(alert)
-
-    @property
-    def replicas_every(self) -> int | None:
-        """Return the interval in steps of the rule `replicas`; None without that rule."""
-        found = (rule for rule in self.rules if _name(rule) == "replicas")
-        return next((getattr(rule, "every", None) for rule in found), None)
 
     def check(self, skipped: Callable[[], bool] = lambda: False) -> None:
         """Raise `StopTraining`, once, if there was an alert and ``on_alert="stop"``.

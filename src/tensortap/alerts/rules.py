@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from tensortap.alerts.alert import Finding, may_be_mask, module_of
-from tensortap.arguments import check_count, check_positive, checked
+from tensortap.arguments import check_positive, checked
 from tensortap.errors import NotFound
 from tensortap.patterns import compile_pattern
 from tensortap.record import Kind, Record, Summary
@@ -340,23 +340,6 @@ def loss_spike(
     return _named(rule, "loss_spike", _NUMBERS)
 
 
-@checked
-def replicas(every: int = 10) -> Rule:
-    """Report a rank whose parameters, buffers or optimizer state differ from those of the others.
-
-    Every n-th step, `track` compares the digests of what several ranks should have alike. It needs
-    torch.distributed; records play no part in it.
-    """
-    check_count("every", every)
-
-    def rule(record: Record, state: RuleState) -> None:
-        return None
-
-    rule.__dict__["every"] = every
-    return _named(rule, "replicas", ())
-
-
 RECORD_RULES: tuple[Rule, ...] = (
     nan(), inf(), exploding(), vanishing(), dead(), saturated(), constant(), loss_spike(),
-    replicas(),
 )  # fmt: skip

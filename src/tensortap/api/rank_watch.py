@@ -11,48 +11,67 @@ from tensortap.server.server import Server
 
 if TYPE_CHECKING:
     from tensortap.alerts import Alert
-    from tensortap.alerts.rank_rules import RankLimits
-    from tensortap.record import Record
+    from tensortap.table.rank_findings import RankFinding
+    from tensortap.table.table import Table
 
 log = logging.getLogger("tensortap")
 
 _INTERVAL = 1.0  # seconds
 _SHARE = 0.05  # of the time of a processor
-_BATCH = 1 << 15  # records
+_NEVER = -(1 << 62)  # before all steps
+_MOST_RECORDS = 1 << 18  # that are compared; they take up to 200 MB
 
 
 class RankWatch:
-    """Raises alerts in a live session about ranks that disagree, are behind or silent.
+    """Raises alerts in a live session about ranks that disagree with the others or are behind.
 
-    A thread of its own reads what arrives, once there are records of a second rank.
+    A thread of its own runs `rank_findings` over the newest records, once there is a second rank.
     """
 
-    def __init__(self, server: Server, limits: RankLimits | None = None) -> None:
+    def __init__(self, server: Server) -> None:
         self._server = server
-        self._limits = limits
-        self._comparison: RankComparison | None = None
-        self._cursor = 0
+        self._table: Table | None = None
+        self._is_complete = False  # whether all that has arrived was compared
+        self._reported: dict[tuple[object, ...], int] = {}  # rule, ranks and name → last step
 
     def start(self) -> None:
         """Compare until the server is closed."""
         threading.Thread(target=self._run, name="tensortap-ranks", daemon=True).start()
 
     def poll(self) -> list[Alert]:
-        """Compare what has arrived, and write an alert into the history for each problem."""
+        """Compare what has arrived, and write an alert into the history for each new finding."""
         if not any(client.info.rank for client in list(self._server.clients.values())):
             return []
-        if self._comparison is None:
-            self._comparison = RankComparison(self._limits)
-        alerts: list[Alert] = []
-        history, is_left = self._server.history, True
-        while is_left and self._server.alive:
-            self._cursor, records = history.since(self._cursor, _BATCH)
-            is_left = self._cursor < history.written
-            alerts += self._comparison.see(records, None if is_left else time.time_ns())
-        history.write(self._comparison.records(alerts))
+        # late: most sessions have one rank, and these import NumPy and Arrow
+        from tensortap.alerts import record_of
+        from tensortap.table.rank_findings import COMPARED, rank_findings, ranks_behind
+        from tensortap.table.sources import RecentRecords
+        from tensortap.table.table import Table
+
+        if self._table is None:
+            recent = RecentRecords(self._server.history, COMPARED, _MOST_RECORDS)
+            self._table, has_grown = Table(recent.open), True
+        else:
+            has_grown = self._table.refresh()
+        now = time.time_ns()
+        if has_grown or not self._is_complete:
+            # if nothing more comes, what is missing of the newest steps does not come either
+            self._is_complete = not has_grown
+            found = rank_findings(self._table, settled=has_grown, now_ns=now)
+        else:
+            found = ranks_behind(self._table, now)
+        alerts = [finding.alert for finding in found if self._is_new(finding)]
+        self._server.history.write([record_of(alert, seq=0, time_ns=now) for alert in alerts])
         for alert in alerts:
             log.warning("tensortap: %s", alert)
         return alerts
+
+    def _is_new(self, finding: RankFinding) -> bool:
+        """Return whether a finding is no continuation of one that was reported."""
+        key = finding.rule, finding.ranks, finding.name if finding.rule == "replicas" else ""
+        before = self._reported.get(key, _NEVER)
+        self._reported[key] = max(before, finding.last_step)
+        return finding.step > before
 
     def _run(self) -> None:
         pause = _INTERVAL
@@ -65,27 +84,3 @@ class RankWatch:
                 log.exception("tensortap: ranks are no longer compared")
                 return
             pause = max(_INTERVAL, (time.thread_time() - start) / _SHARE)
-
-
-class RankComparison:
-    """Compares the statistics, the progress and the replicas of ranks."""
-
-    def __init__(self, limits: RankLimits | None) -> None:
-        # late: most sessions have one rank, and these import NumPy and Arrow
-        from tensortap.alerts.ballots import BallotBox
-        from tensortap.table.rank_alerts import LiveRanks
-
-        self._ranks = LiveRanks(limits)
-        self._ballots = BallotBox()
-
-    def see(self, records: list[Record], now_ns: int | None) -> list[Alert]:
-        """Take records; `now_ns` is the time if no more have arrived."""
-        alerts = [alert for record in records for alert in self._ballots.add(record)]
-        return [*alerts, *self._ranks.see(records, now_ns)]
-
-    def records(self, alerts: list[Alert]) -> list[Record]:
-        """Return alerts as records of the ranks that they are about."""
-        from tensortap.alerts import record_of
-
-        now = time.time_ns()
-        return [record_of(alert, seq=0, time_ns=now) for alert in alerts]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
     from tensortap.alerts import Alert, Rule
+    from tensortap.table.rank_findings import RankFinding
     from tensortap.table.table import Table
 
 
@@ -235,15 +236,27 @@ class Run(Values):
 
     @checked
     def alerts(self, rules: Iterable[Rule] | bool = False) -> list[Alert]:
-        """Return the alerts that training raised, and those about ranks that disagree, in order.
+        """Return the alerts that training raised, and those of `ranks`, in order.
 
         With `rules`, return those that they raise instead: rules of ``tap.track(alerts=…)`` for the
-        statistics of whole tensors, and rules that compare ranks. True is all of them.
+        statistics of whole tensors. True is all of them, and `ranks`.
         """
-        from tensortap.table.rank_alerts import rule_alerts, run_alerts
+        from tensortap.table.rule_health import rule_alerts, run_alerts
 
         table = self.table()
         return run_alerts(table, self.reader) if rules is False else rule_alerts(table, rules)
+
+    def ranks(self) -> list[RankFinding]:
+        """Return where ranks disagree, by step; an empty list if they do not.
+
+        Replicas that differ, ranks whose statistics are far from those of the others, ranks that
+        are behind: each finding has a rule, ranks, name, kind, module, steps and a message.
+        """
+        from tensortap.table.rank_findings import rank_findings
+
+        table = self.table()
+        with table.lock:
+            return rank_findings(table)
 
     def hints(self) -> list[Alert]:
         """Return what rules found in training steps that may be a bug, but may be meant so."""

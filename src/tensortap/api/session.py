@@ -15,14 +15,12 @@ import socket
 import sys
 import time
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import structs
 
 from tensortap import frameworks
-from tensortap.alerts.rank_rules import rank_limits
-from tensortap.alerts.rules import Rule
 from tensortap.api.lookup import Values
 from tensortap.api.rank_watch import RankWatch
 from tensortap.arguments import check_seconds, check_text, checked
@@ -53,10 +51,8 @@ def start(
     port: int | None = None,
     memory: str | int = "50%",
     keep: Callable[[list[Record]], None] | None = None,
-    rules: Iterable[Rule] | None = None,
 ) -> Server:
     """Start a server, and create the user's key if there is none; `keep` gets every record too."""
-    limits = rank_limits(rules)
     check_text("host", host)
     if host.startswith("[") or host.count(":") == 1:  # with a port
         address = parse_address(host)
@@ -74,24 +70,17 @@ def start(
                 f"with tap.open('{address}') or tensortap top, or choose another port"
             ) from None
         raise
-    RankWatch(server, limits).start()
+    RankWatch(server).start()
     return server
 
 
 @checked
-def serve(
-    host: str = "127.0.0.1",
-    port: int | None = None,
-    memory: str | int = "50%",
-    *,
-    rules: Iterable[Rule] | None = None,
-) -> Server:
+def serve(host: str = "127.0.0.1", port: int | None = None, memory: str | int = "50%") -> Server:
     """Listen for training programs in the background: ``tap.serve()``.
 
     `memory` bounds the history: when it is full, the oldest records of the most frequent names are
     evicted. Beyond loopback connections are encrypted, and the settings for the training side are
-    printed. `rules` compare ranks as their records arrive: by default all of
-    ``tap.alerts.RANK_RULES``; ``[tap.alerts.silent(seconds=10)]`` is only this one.
+    printed. The session compares ranks as their records arrive, and raises alerts about them.
     """
     global _server
     if _server is not None and _server.alive:
@@ -99,7 +88,7 @@ def serve(
             _print(f"already listening on {_server.address}")
             return _server
         _server.close()
-    _server = start(host, port, memory, rules=rules)
+    _server = start(host, port, memory)
     _print(greeting(_server))
     return _server
 

@@ -10,12 +10,11 @@ import typer
 from tensortap.cli.terminal import print_json
 
 if TYPE_CHECKING:
-    from tensortap.table.ranks import FarRank
-    from tensortap.table.replicas import UnequalReplica
+    from tensortap.table.rank_findings import RankFinding
 
-_MOST_RANKS = 32  # of more, only those that are behind or far are listed
+_MOST_RANKS = 32  # of more, only those that are behind are listed
 _MOST_LINES = 20
-_STEPS = 20  # the last recorded steps, in which ranks are compared
+_STYLES = {"replicas": "red", "outlier": "yellow", "behind": "yellow"}
 
 
 def ranks(
@@ -24,12 +23,14 @@ def ranks(
 ) -> None:
     """Show the ranks of a run: their places and steps, who is behind, and who disagrees.
 
-    Exit with 1 if replicas of a parameter differ.
+    Exit with 1 if replicas differ, if a rank is far from the others, or if it is behind.
     """
+    import msgspec
+
     from tensortap.readers.run import RunReader
     from tensortap.table.mesh import mesh_layout
-    from tensortap.table.ranks import far_ranks, progress
-    from tensortap.table.replicas import unequal_replicas
+    from tensortap.table.rank_findings import rank_findings
+    from tensortap.table.ranks import progress
     from tensortap.table.table import Table, table_of
 
     reader = RunReader(run)
@@ -43,19 +44,16 @@ def ranks(
     silent = sorted(set(reader.ranks) - {row["rank"] for row in rows})
     rows += [{"rank": rank, "place": "", "records": 0, "first_step": None, "last_step": None,
               "behind": len(table.steps())} for rank in silent]  # fmt: skip
-    far, unequal = far_ranks(table, "rm2", _STEPS), unequal_replicas(table)
+    found = rank_findings(table)
     if as_json:
-        shown = {"ranks": rows, "mesh": mesh.dims, "far": [each._asdict() for each in far],
-                 "unequal": [each._asdict() for each in unequal]}  # fmt: skip
-        print_json(shown)
+        findings = [msgspec.to_builtins(each) for each in found]
+        print_json({"ranks": rows, "mesh": mesh.dims, "findings": findings})
     else:
-        _print(rows, mesh.dims, far, _unequal_lines(unequal))
-    raise typer.Exit(1 if unequal else 0)
+        _print(rows, mesh.dims, found)
+    raise typer.Exit(1 if found else 0)
 
 
-def _print(
-    rows: list[dict[str, Any]], dims: tuple[str, ...], far: list[FarRank], unequal: list[str]
-) -> None:
+def _print(rows: list[dict[str, Any]], dims: tuple[str, ...], found: list[RankFinding]) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -78,15 +76,12 @@ def _print(
         words = [f"and {more:,} more are behind"] if more > 0 else []
         words.append(f"{len(rows) - len(late):,} ranks are at step {newest:,}")
         console.print("; ".join(words), style="dim", highlight=False)
-    lines = [(line, "red") for line in unequal] + [(line, "yellow") for line in _far_lines(far)]
-    for line, style in lines[:_MOST_LINES]:
-        console.print(Text(plain(line, 400), style=style))
-    if len(lines) > _MOST_LINES:
-        console.print(f"and {len(lines) - _MOST_LINES:,} more (--json)", style="dim")
-    if not unequal:
-        console.print("all replicas of parameters are equal", style="dim")
-    if not far:
-        console.print("no rank is far from the others", style="dim")
+    for each in found[:_MOST_LINES]:
+        console.print(Text(plain(each.message, 400), style=_STYLES[each.rule]))
+    if len(found) > _MOST_LINES:
+        console.print(f"and {len(found) - _MOST_LINES:,} more (--json)", style="dim")
+    if not found:
+        console.print("no rank disagrees with the others", style="dim")
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:
@@ -106,32 +101,3 @@ def _table(rows: list[dict[str, Any]]) -> Any:
         cells = (f"{row['records']:,}", steps, Text(behind, style="yellow"))
         shown.add_row(str(row["rank"]), *place, *cells)
     return shown
-
-
-def _unequal_lines(unequal: list[UnequalReplica]) -> list[str]:
-    """Return one line per set of ranks: the first parameter that differs, and how many more."""
-    by_ranks: dict[tuple[int, ...], list[UnequalReplica]] = {}
-    for each in unequal:
-        by_ranks.setdefault(tuple(each.ranks), []).append(each)
-    more = {ranks: len(found) - 1 for ranks, found in by_ranks.items()}
-    return [
-        f"{found[0]}" + (f"; and {more[ranks]:,} more tensors" if more[ranks] else "")
-        for ranks, found in by_ranks.items()
-    ]
-
-
-def _far_lines(far: list[FarRank]) -> list[str]:
-    """Return one line per rank: how many of its tensors are far, and which is the farthest."""
-    by_rank: dict[int, list[FarRank]] = {}
-    for each in far:
-        by_rank.setdefault(each.rank, []).append(each)
-    lines = []
-    for rank, found in by_rank.items():
-        first = min(each.first_step for each in found)
-        worst = max(found, key=lambda each: each.deviations)
-        count = "1 tensor" if len(found) == 1 else f"{len(found):,} tensors"
-        lines.append(
-            f"rank {rank}: {count} far from the other ranks since step {first:,} or earlier, "
-            f"most {worst.name} ({worst.kind})"
-        )
-    return lines

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.alerts.advice import RULES
-from tensortap.alerts.ballots import BALLOT
 from tensortap.compare.compared_run import ComparedRun, RecordPart, batch_of
 from tensortap.compare.report import Difference, Key, Missing
 from tensortap.compare.rules import RuleSet
@@ -34,7 +33,6 @@ _TRACKED = (
     Kind.ACTIVATION, Kind.GRADIENT, Kind.WEIGHT, Kind.WEIGHT_GRADIENT, Kind.OPTIMISER_STATE,
 )  # fmt: skip
 _ABOUT_TRAINING = (Kind.ALERT.value, Kind.HEALTH.value)
-_NOTES = (RULES, BALLOT)
 
 
 class Choice(NamedTuple):
@@ -146,7 +144,7 @@ def choose(table: Table, choice: Choice, *, rename: bool) -> ChosenRecords:
         chosen = [kind not in _ABOUT_TRAINING for kind in table.kinds]
     keep = np.array(chosen, np.bool_)[table.kind]
     if choice.names is None:  # nor is what tensortap notes for itself
-        keep &= np.array([name not in _NOTES for name in table.names], np.bool_)[table.name]
+        keep &= np.array([name != RULES for name in table.names], np.bool_)[table.name]
     else:
         pattern: TypedPattern | re.Pattern[str] = (
             compile_pattern(choice.names) if isinstance(choice.names, str) else choice.names

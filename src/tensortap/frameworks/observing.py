@@ -44,24 +44,6 @@ class SimulatedTensor:
     parts: list[tuple[int, Observed, Any]]
 
 
-STAGE = "stage "
-"""Prefix of the names of inputs of pipeline stages; no parameter has a space in its name."""
-
-
-class ReplicatedTensor(NamedTuple):
-    """A tensor of which other ranks have replicas: `ranks` are all of them.
-
-    Where nothing but its name says so, it is not `certain`. Of an input only the digest is kept.
-    A `distinct` one should be another on each rank.
-    """
-
-    observed: Observed
-    value: Any  # or its digest
-    ranks: tuple[int, ...]
-    certain: bool
-    distinct: bool = False
-
-
 Explain = Callable[[Summary], dict[str, str]]
 """Returns tags that say where a tensor that is not finite was made; see `origins` of torch."""
 
@@ -167,12 +149,6 @@ class TrackObserver(HookObserver, Protocol):
 
     def check_step(self, facts: StepFacts) -> None:
         """Take what the current step did."""
-
-    def replicas_due(self) -> bool:
-        """Return whether replicas are to be compared in this step."""
-
-    def compare_replicas(self, found: Iterable[ReplicatedTensor]) -> None:
-        """Take the tensors of this step of which other ranks have replicas."""
 
 
 class WatchObserver(HookObserver, Protocol):

@@ -7,7 +7,7 @@ import functools
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from tensortap.alerts import Alert
 from tensortap.frameworks.observing import (
     Explain,
     Observed,
-    ReplicatedTensor,
     SimulatedTensor,
     never_skipped,
 )
@@ -115,7 +114,6 @@ class Observer:
         """Stop observing, and wait for statistics that devices are still computing."""
         self.active = self.on = False
         self.settle()
-        self._alerts.close()
         self.report_unseen()
         if self.batch is not None and self.batch.hand_over in pipeline.settlers:
             pipeline.settlers.remove(self.batch.hand_over)
@@ -321,12 +319,6 @@ class Observer:
 
     def check_step(self, facts: StepFacts) -> None:
         self._alerts.check_step(facts, self.prefix)
-
-    def replicas_due(self) -> bool:
-        return self._alerts.replicas_due(self.step_number)
-
-    def compare_replicas(self, found: Iterable[ReplicatedTensor]) -> None:
-        self._alerts.compare_replicas(self.step_number, found, self.prefix)
 
     def report_unseen(self) -> None:
         """Log what is not observed as usual, and record an alert for each name."""

@@ -1,11 +1,11 @@
-"""The alerts of one tracker: rules, and replicas on other ranks."""
+"""The alerts of one tracker."""
 
 from __future__ import annotations
 
 import collections
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -14,18 +14,15 @@ from tensortap.alerts import Alert, AlertMonitor, record_of
 from tensortap.alerts.advice import record_of_rules
 from tensortap.alerts.alert import HINT
 from tensortap.alerts.steps import StepMonitor
-from tensortap.frameworks.observing import ReplicatedTensor
 from tensortap.frameworks.steps import StepFacts
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record
-from tensortap.sources.options import Patterns, TrackOptions
-from tensortap.sources.replicas import ReplicaCheck
+from tensortap.sources.options import TrackOptions
 from tensortap.sources.tracked_records import TrackedRecords
 
 log = logging.getLogger("tensortap")
 
 _MAX_ALERTS = 1000  # that are kept
-_now = time.perf_counter_ns
 
 
 class TrackedAlerts:
@@ -42,12 +39,8 @@ class TrackedAlerts:
         self._records, self._hand_over = records, hand_over
         self._reported: set[tuple[str, str]] = set()  # rules and names
         self._monitor: AlertMonitor | None = None
-        self._replicas: ReplicaCheck | None = None
         if options.has_rules:
             self._monitor = AlertMonitor(options.alerts, on_alert=options.on_alert)
-            if (every := self._monitor.replicas_every) is not None:
-                selected = Patterns(options.include, options.exclude)
-                self._replicas = ReplicaCheck(every, selected.wants, records.offer)
         self._steps = StepMonitor(self._monitor.rules if self._monitor is not None else ())
 
     @property
@@ -55,9 +48,7 @@ class TrackedAlerts:
         return bool(self._steps)
 
     def begin(self, step: int) -> None:
-        """Start the comparisons, and record which rules there are."""
-        if self._replicas is not None:
-            self._replicas.begin()
+        """Record which rules there are."""
         if self._monitor is not None:
             rank, world_size = ranks.rank_and_world_size()
             seq, now, rules = pipeline.next_seq(), time.time_ns(), self._monitor.rules
@@ -66,12 +57,6 @@ class TrackedAlerts:
                     rules, step=step, seq=seq, rank=rank, world_size=world_size, time_ns=now
                 )
             )
-
-    def close(self) -> None:
-        """End the comparisons, and take their last alerts."""
-        if self._replicas is not None:
-            self._replicas.close()
-            self._poll_replicas()
 
     def keeps_whole(self, record: Record) -> bool:
         """Return whether an alert asked for whole tensors from this step on."""
@@ -96,23 +81,9 @@ class TrackedAlerts:
             self._record(alert, world_size)
 
     def end_step(self, skipped: Callable[[], bool]) -> None:
-        """Take the alerts of the comparisons: here, where training may be stopped."""
-        if self._replicas is not None:
-            self._poll_replicas()
+        """Stop here, where training may be stopped, if an alert asked for it."""
         if self._monitor is not None:
             self._monitor.check(skipped)
-
-    def replicas_due(self, step: int) -> bool:
-        return self._replicas is not None and self._replicas.due(step) and pipeline.enabled
-
-    def compare_replicas(self, step: int, found: Iterable[ReplicatedTensor], prefix: str) -> None:
-        assert self._replicas is not None
-        start = _now()
-        try:
-            self._replicas.compare(step, found, prefix)
-        except Exception as error:
-            pipeline.fault("replicas", error, "are not compared in this step")
-        pipeline.ledger.track(_now() - start)
 
     def report(
         self, rule: str, found: Mapping[str, str], step: int, prefix: str, limited: bool
@@ -134,13 +105,6 @@ class TrackedAlerts:
             alert = Alert(rule, full, Kind.ACTIVATION, step, rank, full, message)
             self._record(alert, world_size)
 
-    def _poll_replicas(self) -> None:
-        assert self._replicas is not None
-        assert self._monitor is not None
-        rank, world_size = ranks.rank_and_world_size()
-        for alert in self._replicas.poll():
-            self._monitor.add(alert)
-            self._record(alert, world_size, rank)
 
     def _record(self, alert: Alert, world_size: int, rank: int | None = None) -> None:
         (self.hints if alert.severity == HINT else self.alerts).append(alert)

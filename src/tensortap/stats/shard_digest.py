@@ -20,6 +20,9 @@ from tensortap.record import Shard
 from tensortap.stats.summarize import code_of, kernel
 
 _FORMAT = struct.Struct("<BQ4I")  # version, hash of dtype and shape (zeros add nothing), sums
+SIZE = _FORMAT.size
+"""Bytes of a digest."""
+
 _VERSION = 1
 BLOCK = 8192  # bytes; twice PIECES in kernel/variants.h
 _KEY_STEP = 32
@@ -92,14 +95,9 @@ def block_matrices(seed: int, blocks: NDArray[np.uint64]) -> NDArray[np.uint32]:
     return _mixed(seed, numbers).view(np.uint32).reshape(-1, 4, 4)
 
 
-def sums_of(digest: bytes) -> bytes:
-    """Return the 16 bytes of a digest that depend on the elements."""
-    return digest[-16:]
-
-
 def is_shard_digest(digest: bytes | None) -> bool:
     """Return whether this is such a digest, not one of a whole value."""
-    return digest is not None and len(digest) == _FORMAT.size and digest[0] == _VERSION
+    return digest is not None and len(digest) == SIZE and digest[0] == _VERSION
 
 
 def add_digests(digests: Iterable[bytes]) -> bytes:

@@ -12,6 +12,7 @@ from tensortap.record import Kind, Record
 from tensortap.runs.arrow import coded, lists, numbers, valid_cells
 from tensortap.runs.rows import decode_value
 from tensortap.runs.shared_columns import SHARED
+from tensortap.stats.shard_digest import SIZE as DIGEST_SIZE
 from tensortap.table.numbering import stable_order
 
 if TYPE_CHECKING:
@@ -245,6 +246,26 @@ def mixed(columns: Sequence[NDArray[Any]], count: int) -> NDArray[np.uint64]:
             bits ^= bits >> shift
             bits *= factor
     return bits ^ (bits >> np.uint64(31))
+
+
+def digest_bits(column: pa.ChunkedArray) -> NDArray[np.uint64]:
+    """Return 64 bits of each digest that `stats.shard_digest` made; 0 for others and for none.
+
+    >>> import pyarrow as pa
+    >>> digest_bits(pa.chunked_array([[bytes(range(25)), b"another", None]])) > 0
+    array([ True, False, False])
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    is_whole = pc.fill_null(pc.equal(pc.binary_length(column), DIGEST_SIZE), False)
+    cells = pc.if_else(is_whole, column, bytes(DIGEST_SIZE)).cast(pa.binary(DIGEST_SIZE))
+    data = b"".join(np.frombuffer(c.buffers()[1], f"V{DIGEST_SIZE}", len(c), c.offset * DIGEST_SIZE)
+                    .tobytes() for c in cells.chunks)  # fmt: skip
+    raw = np.frombuffer(data, np.uint8).reshape(-1, DIGEST_SIZE)[:, 1:]  # without the version
+    words = np.ascontiguousarray(raw).view(np.uint64)
+    factors = np.array([1, 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9], np.uint64)
+    return np.asarray((words * factors).sum(axis=1, dtype=np.uint64))
 
 
 def has_tag(table: pa.Table, tag: str) -> NDArray[np.bool_]:

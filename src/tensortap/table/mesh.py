@@ -31,20 +31,24 @@ class MeshLayout(NamedTuple):
         return ", ".join(f"{dim} {index}" for dim, index in pairs)
 
 
-_known: weakref.WeakKeyDictionary[Table, MeshLayout] = weakref.WeakKeyDictionary()
+_NUMBERED = ("rank",)  # the dimensions of a job without a mesh
+_known: weakref.WeakKeyDictionary[Table, tuple[int, MeshLayout]] = weakref.WeakKeyDictionary()
 
 
 def mesh_layout(table: Table) -> MeshLayout:
     """Return the mesh of a run as its records tell it; without one, ranks are only numbered."""
     with table.lock:
-        ranks, known = table.ranks(), _known.get(table)
-        if known is None or len(known.coordinates) != len(ranks):
-            known = _known[table] = _read_layout(table, ranks)
+        ranks, (version, known) = table.ranks(), _known.get(table, (-1, MeshLayout(_NUMBERED, {})))
+        # parameters, which tell the mesh, may come later than other records
+        is_old = known.dims == _NUMBERED and version != table.version
+        if is_old or len(known.coordinates) != len(ranks):
+            known = _read_layout(table, ranks)
+            _known[table] = table.version, known
         return known
 
 
 def _read_layout(table: Table, ranks: list[int]) -> MeshLayout:
-    numbered = MeshLayout(("rank",), {rank: (rank,) for rank in ranks})
+    numbered = MeshLayout(_NUMBERED, {rank: (rank,) for rank in ranks})
     codes = [i for i, kind in enumerate(table.kinds) if kind in _PARAMETERS]
     rows = np.flatnonzero(np.isin(table.kind, codes))
     # one parameter of each rank tells where it is

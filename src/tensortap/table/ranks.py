@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tensortap.alerts.rank_rules import FAR
 from tensortap.record import Kind
-from tensortap.table.numbering import codes, distinct, stable_order
+from tensortap.table.mesh import mesh_layout
+from tensortap.table.numbering import codes, distinct
+from tensortap.table.shard_keys import LAYOUT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,13 +21,20 @@ if TYPE_CHECKING:
     from tensortap.table.sources import Integers
     from tensortap.table.table import Table
 
+    Booleans = NDArray[np.bool_]
     Floats = NDArray[np.float64]
     Groups = Sequence[Sequence[int]]  # of ranks
+
+FAR, FACTOR = 8.0, 2.0
+"""A rank is far if it is so many deviations from the median, and so many times as large or small.
+"""
 
 _FEWEST = 4  # ranks of which one can be told from the others
 _TYPICAL = 0.75  # part of the usual deviation that a column has at least
 _LARGEST = 1e6  # deviations, where most ranks are equal
-
+# dimensions of a mesh along which ranks do the same with other batches
+_ALIKE = re.compile(r".*dp|data|batch|replicate|shard|cp|context")
+_UNNAMED = re.compile(r"dim\d+")
 
 _last_matrix: weakref.WeakKeyDictionary[Table, tuple[Any, RankMatrix]] = weakref.WeakKeyDictionary()
 
@@ -36,44 +45,34 @@ class RankMatrix(NamedTuple):
     ranks: Integers
     columns: Integers  # steps, or codes of names
     value: Floats
-    nonfinite: NDArray[np.bool_]  # tensors with NaN or Inf
-    median: Floats  # of each column
+    nonfinite: Booleans  # tensors with NaN or Inf
+    median: Floats  # of the ranks that each cell is compared with
     deviation: Floats  # distance to the median, in deviations as `deviations` returns them
-
-    @property
-    def outliers(self) -> NDArray[np.bool_]:
-        """Cells that are far from the other ranks, or hold NaN or Inf while most ranks do not."""
-        few = self.nonfinite.mean(axis=0) < 0.5
-        return np.asarray((self.deviation > FAR) | (self.nonfinite & few))
+    far: Booleans  # cells that are far from the other ranks, see `compared`
 
     def select(self, columns: Integers) -> RankMatrix:
         """Return some columns."""
         return RankMatrix(
             self.ranks, self.columns[columns], self.value[:, columns], self.nonfinite[:, columns],
-            self.median[columns], self.deviation[:, columns],
+            self.median[:, columns], self.deviation[:, columns], self.far[:, columns],
         )  # fmt: skip
 
 
-def over_steps(table: Table, kind: str, name: str, metric: str, groups: Groups = ()) -> RankMatrix:
-    """Return a statistic of one name: ranks by steps; each is compared with those of its group.
+def over_steps(table: Table, kind: str, name: str, metric: str) -> RankMatrix:
+    """Return a statistic of one name: ranks by steps.
 
     The last matrix is kept: a page draws it again when groups are opened.
     """
-    key = table.generation, table.version, kind, name, metric, groups
+    key = table.generation, table.version, kind, name, metric
     known = _last_matrix.get(table)
     if known is None or known[0] != key:
         rows = table.series(kind, name, ordered=False)
-        known = _last_matrix[table] = key, _matrix(table, rows, table.step[rows], metric, groups)
+        known = _last_matrix[table] = key, _matrix(table, rows, table.step[rows], metric)
     return known[1]
 
 
 def over_names(
-    table: Table,
-    kind: str,
-    step: int,
-    metric: str,
-    names: Sequence[str] | None = None,
-    groups: Groups = (),
+    table: Table, kind: str, step: int, metric: str, names: Sequence[str] | None = None
 ) -> RankMatrix:
     """Return a statistic of all names of a kind at one step: ranks by names."""
     code = table.kinds.index(kind) if kind in table.kinds else -1
@@ -82,29 +81,43 @@ def over_names(
         wanted = set(names)
         known = [i for i, name in enumerate(table.names) if name in wanted]
         rows = rows[np.isin(table.name[rows], known)]
-    return _matrix(table, rows, table.name[rows].astype(np.int64), metric, groups)
+    return _matrix(table, rows, table.name[rows].astype(np.int64), metric)
 
 
-def _matrix(
-    table: Table, rows: Integers, column: Integers, metric: str, groups: Groups = ()
-) -> RankMatrix:
+def _matrix(table: Table, rows: Integers, column: Integers, metric: str) -> RankMatrix:
     known = table.is_known(metric, rows)
     rows, column = rows[known], column[known]
-    rank = table.rank[rows].astype(np.int64)
-    ranks, columns = distinct(rank), distinct(column)
+    value, bad = table.column(metric)[rows], table.nonfinite(rows) > 0
+    return compared(table.rank[rows], column, value, bad, alike_groups(table))
+
+
+def compared(
+    rank: Integers, column: Integers, value: Floats, bad: Booleans, groups: Groups
+) -> RankMatrix:
+    """Return the matrix of some values; of several in a cell, the last counts.
+
+    A cell is far if it is `FAR` deviations from the median of its group of ranks and `FACTOR` times
+    as large or as small, or if it is not finite while most ranks are. `bad` values are not finite.
+    """
+    ranks, columns = distinct(rank.astype(np.int64)), distinct(column)
     cell = codes(rank) * len(columns) + codes(column)
-    value = np.full((len(ranks), len(columns)), np.nan)
-    value.ravel()[cell] = table.column(metric)[rows]  # of several calls, the last
-    nonfinite = np.isinf(value)
-    value[nonfinite] = np.nan
-    nonfinite.ravel()[cell[table.nonfinite(rows) > 0]] = True
-    if not groups:
-        return RankMatrix(ranks, columns, value, nonfinite, *deviations(value))
-    deviation = np.zeros_like(value)
+    values = np.full((len(ranks), len(columns)), np.nan)
+    values.ravel()[cell] = value
+    nonfinite = np.isinf(values)
+    values[nonfinite] = np.nan
+    nonfinite.ravel()[cell[bad]] = True
+    median, deviation = np.full_like(values, np.nan), np.zeros_like(values)
+    far = np.zeros(values.shape, np.bool_)
     for members in groups:
         among = np.flatnonzero(np.isin(ranks, members))
-        deviation[among] = deviations(value[among])[1]
-    return RankMatrix(ranks, columns, value, nonfinite, _medians(value)[0], deviation)
+        own, own_bad = values[among], nonfinite[among]
+        middle, deviation[among] = deviations(own)
+        median[among] = middle
+        size, usual = np.abs(own), np.abs(middle)
+        apart = (size > FACTOR * usual) | (size < usual / FACTOR) | (own * middle < 0)
+        few = (own_bad.sum(axis=0) < 0.5 * len(among)) & (len(among) >= _FEWEST)
+        far[among] = ((deviation[among] > FAR) & apart) | (own_bad & few)
+    return RankMatrix(ranks, columns, values, nonfinite, median, deviation, far)
 
 
 def deviations(value: Floats) -> tuple[Floats, Floats]:
@@ -143,6 +156,29 @@ def _medians(value: Floats) -> tuple[Floats, Integers]:
     return 0.5 * (low + high), count
 
 
+def alike_groups(table: Table) -> list[list[int]]:
+    """Return groups of ranks that do the same with other batches: only these are compared.
+
+    In a mesh of ``dp`` and ``tp``, these are the ranks with the same place along ``tp``.
+    """
+    mesh = mesh_layout(table)
+    fixed = [i for i, dim in enumerate(mesh.dims) if dim != "rank" and not _is_alike(table, dim)]
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank, place in mesh.coordinates.items():
+        groups.setdefault(tuple(place[i] for i in fixed), []).append(rank)
+    return list(groups.values())
+
+
+def _is_alike(table: Table, dim: str) -> bool:
+    """Return whether ranks along a dimension of a mesh do the same with other batches."""
+    if not _UNNAMED.fullmatch(dim):
+        return any(_ALIKE.fullmatch(part) for part in re.split(r"[^a-z]+", dim.lower()))
+    # a mesh without names is that of FSDP or of tensor parallelism, whose outputs have a layout
+    kinds, flags = table.kinds, table.shard_keys().flags
+    code = kinds.index(Kind.ACTIVATION.value) if Kind.ACTIVATION.value in kinds else -1
+    return not ((table.kind == code) & ((flags & LAYOUT) > 0)).any()
+
+
 class RankProgress(NamedTuple):
     """The progress of each rank."""
 
@@ -153,57 +189,15 @@ class RankProgress(NamedTuple):
     behind: Integers  # recorded steps after its last one
 
 
-def progress(table: Table) -> RankProgress:
-    """Return how many records each rank has, its first and last step, and who is behind."""
-    ranks, row = distinct(table.rank.astype(np.int64)), codes(table.rank)
+def progress(table: Table, rows: Integers | None = None) -> RankProgress:
+    """Return how many of some records each rank has, its first and last step, and who is behind."""
+    is_whole = rows is None or len(rows) == len(table)
+    rank, step = (c if is_whole else c[rows] for c in (table.rank, table.step))
+    ranks, row = distinct(rank.astype(np.int64)), codes(rank)
     first = np.full(len(ranks), np.iinfo(np.int64).max)
     last = np.full(len(ranks), np.iinfo(np.int64).min)
-    np.minimum.at(first, row, table.step)
-    np.maximum.at(last, row, table.step)
-    steps = table.steps()
+    np.minimum.at(first, row, step)
+    np.maximum.at(last, row, step)
+    steps = distinct(step)
     behind = len(steps) - np.searchsorted(steps, last, side="right")
     return RankProgress(ranks, np.bincount(row, minlength=len(ranks)), first, last, behind)
-
-
-class FarRank(NamedTuple):
-    """A tensor of a rank that is far from those of the other ranks."""
-
-    rank: int
-    name: str
-    kind: str
-    first_step: int
-    last_step: int
-    steps: int  # in how many steps
-    deviations: float  # at most
-
-
-def far_ranks(table: Table, metric: str, most_steps: int) -> list[FarRank]:
-    """Return tensors of ranks that are far from the others, the farthest first.
-
-    Only the last recorded steps are examined.
-    """
-    recent = table.steps()[-most_steps:]
-    left_out = (Kind.VALUE.value, Kind.LOCAL.value)
-    wanted = [kind in table.tensor_kinds() and kind not in left_out for kind in table.kinds]
-    rows = np.flatnonzero(np.array(wanted, np.bool_)[table.kind] & (table.step >= recent[:1].sum()))
-    found: dict[tuple[int, int, str], FarRank] = {}
-    for members in _groups(table, rows):  # one kind and step at a time, by steps
-        kind, step = table.kinds[table.kind[members[0]]], int(table.step[members[0]])
-        matrix = _matrix(table, members, table.name[members].astype(np.int64), metric)
-        for row, column in zip(*np.nonzero(matrix.outliers), strict=True):
-            rank, name = int(matrix.ranks[row]), int(matrix.columns[column])
-            far = float(matrix.deviation[row, column])
-            first = FarRank(rank, table.names[name], kind, step, step, 0, 0.0)
-            known = found.get((rank, name, kind), first)
-            found[rank, name, kind] = known._replace(
-                last_step=step, steps=known.steps + 1, deviations=max(known.deviations, far)
-            )
-    return sorted(found.values(), key=lambda far: (-far.steps, -far.deviations))
-
-
-def _groups(table: Table, rows: Integers) -> list[Integers]:
-    """Return the rows of each step and kind."""
-    group = codes(table.step[rows], table.kind[rows])
-    order = stable_order(group)
-    edges = np.flatnonzero(np.diff(group[order])) + 1
-    return np.split(rows[order], edges) if len(rows) else []

@@ -1,4 +1,4 @@
-"""Find the records of several ranks that belong to one tensor, and replicas that differ."""
+"""Find the records of several ranks that belong to one tensor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _BATCHED = (Kind.ACTIVATION.value, Kind.GRADIENT.value)
 _FREE = (Kind.VALUE.value, Kind.LOCAL.value)  # nobody knows what such values of ranks are
-_PARAMETERS = (Kind.WEIGHT.value, Kind.WEIGHT_GRADIENT.value, Kind.OPTIMISER_STATE.value)
 
 
 class Places(NamedTuple):
@@ -80,69 +79,6 @@ def unequal_groups(parts: Table, rows: Integers, groups: Integers) -> Booleans:
     content = parts.contents()[rows]
     differs = content != content[first_of(groups)[groups]]
     return np.bincount(groups[differs], minlength=int(groups.max(initial=-1)) + 1) > 0
-
-
-class UnequalReplica(NamedTuple):
-    """Ranks whose replica of a parameter differs from that of most ranks, or from each other."""
-
-    name: str
-    kind: str
-    first_step: int
-    last_step: int
-    ranks: list[int]
-    replicas: int  # of how many ranks; as many as `ranks` if no side has the majority
-
-    def __str__(self) -> str:
-        ranks = ", ".join(map(str, self.ranks))
-        steps = f"at step {self.first_step:,}"
-        if self.last_step > self.first_step:
-            steps = f"from step {self.first_step:,} to {self.last_step:,}"
-        others = self.replicas - len(self.ranks)
-        if not others:
-            return f"ranks {ranks} differ in {self.name} ({self.kind}), {steps}"
-        who = f"ranks {ranks} have" if len(self.ranks) > 1 else f"rank {ranks} has"
-        return f"{who} another {self.name} ({self.kind}) than the other {others}, {steps}"
-
-
-def unequal_replicas(parts: Table) -> list[UnequalReplica]:
-    """Return the parameters whose replicas differ, by the first step.
-
-    Ranks are outvoted by more than half of the replicas; without a majority, all are named.
-    """
-    rows = np.flatnonzero(_has_kind(parts, np.arange(len(parts)), _PARAMETERS))
-    rows = rows[~np.isnan(parts.column("count")[rows])]
-    if not len(rows):
-        return []
-    places = places_of(parts, rows)
-    replicas = codes(same_tensor(parts, rows), places.place)
-    unequal = unequal_groups(parts, rows, replicas)
-    unequal[replicas[places.apart]] = False
-    chosen = unequal[replicas]
-    rows, replicas = rows[chosen], codes(replicas[chosen])
-    content = codes(replicas, parts.contents()[rows].view(np.int64))
-    size = np.bincount(replicas)[replicas]
-    is_right = 2 * np.bincount(content)[content] > size
-    return _joined(parts, rows[~is_right], replicas[~is_right], size[~is_right])
-
-
-def _joined(
-    parts: Table, rows: Integers, replicas: Integers, sizes: Integers
-) -> list[UnequalReplica]:
-    """Return one entry per name, kind and ranks, over all steps."""
-    order = np.lexsort((parts.rank[rows], replicas, parts.step[rows]))
-    edges = np.flatnonzero(np.diff(replicas[order])) + 1
-    joined: dict[Any, UnequalReplica] = {}
-    for members in np.split(order, edges) if len(order) else ():
-        row, size = rows[members[0]], int(sizes[members[0]])
-        step, ranks = int(parts.step[row]), parts.rank[rows[members]].tolist()
-        key = parts.name[row], parts.kind[row], size == len(ranks), tuple(ranks)
-        if key in joined:
-            size = max(size, joined[key].replicas)
-            joined[key] = joined[key]._replace(last_step=step, replicas=size)
-        else:
-            title = parts.names[parts.name[row]], parts.kinds[parts.kind[row]]
-            joined[key] = UnequalReplica(*title, step, step, ranks, size)
-    return list(joined.values())
 
 
 def _has_kind(parts: Table, rows: Integers, kinds: tuple[str, ...]) -> Booleans:

@@ -1,4 +1,4 @@
-"""The health of a run: one row per rule, worst first."""
+"""The alerts of a run, and its health: one row per rule, worst first."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ import collections
 from collections.abc import Collection, Iterable
 from typing import Any, Literal, NamedTuple
 
-from tensortap.alerts import DEFAULT, Alert
+import msgspec
+import numpy as np
+
+from tensortap.alerts import DEFAULT, Alert, AlertMonitor, Rule
 from tensortap.alerts.advice import REMEDIES, RULES, looks_for
 from tensortap.alerts.alert import HINT, WHY
-from tensortap.table.rank_alerts import rule_alerts, run_alerts
+from tensortap.readers.run import RunReader
+from tensortap.runs.rows import HEAD_COLUMNS, records_of
+from tensortap.table import rank_findings as ranks
+from tensortap.table.columns import VALUE
 from tensortap.table.table import Table
 
 State = Literal["problem", "hint", "fine", "unknown"]
 _LIMITS = ("unseen", "remark")  # about what is observed, not about the training
 _ORDER: tuple[State, ...] = ("problem", "hint", "fine", "unknown")
+_CHUNK = 1 << 14  # rows of which records are made at a time
 
 
 class RuleHealth(NamedTuple):
@@ -49,8 +56,41 @@ def health_of(
         alerts += rule_alerts(table, True)
         active = {rule.__name__ for rule in DEFAULT if not hasattr(rule, "of_steps")}
     if len(table.ranks()) > 1:
-        active |= {"outlier", "straggler", "silent"}
+        active |= {*ranks.RULES}
     return rows_of([*alerts, *table.alerts(HINT)], active)
+
+
+def run_alerts(
+    table: Table, reader: object, found: Iterable[ranks.RankFinding] | None = None
+) -> list[Alert]:
+    """Return the alerts that training raised, and those about the ranks of a run, by step.
+
+    A live session raises the latter by itself. `found` are the findings, if they are known.
+    """
+    alerts = table.alerts()
+    if isinstance(reader, RunReader) and len(reader.ranks) > 1:
+        alerts += [each.alert for each in (ranks.rank_findings(table) if found is None else found)]
+        alerts.sort(key=lambda alert: alert.step)
+    return alerts
+
+
+def rule_alerts(table: Table, rules: Iterable[Rule] | bool) -> list[Alert]:
+    """Return the alerts that rules raise about whole tensors; True: all rules, and about ranks."""
+    with table.lock:
+        alerts = [each.alert for each in ranks.rank_findings(table)] if rules is True else []
+        whole = table.whole()
+        monitor = AlertMonitor(rules)
+        order = np.lexsort((whole.rank, whole.seq, whole.step)) if monitor.rules else np.arange(0)
+        for start in range(0, len(order), _CHUNK):
+            chosen = order[start : start + _CHUNK]
+            found = zip(
+                records_of(whole.take(chosen, list(HEAD_COLUMNS))), whole.has_number(chosen),
+                whole.column(VALUE)[chosen], strict=True,
+            )  # fmt: skip
+            for record, has_number, number in found:
+                value = float(number) if has_number else None
+                monitor.see(msgspec.structs.replace(record, value=value))
+    return sorted([*monitor.alerts, *alerts], key=lambda alert: alert.step)
 
 
 def rows_of(alerts: Iterable[Alert], active: Collection[str]) -> list[RuleHealth]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
 
+from tensortap.history import History
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Record, TensorData
 from tensortap.runs.arrow import column as arrow_column
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 ALL_STATISTICS = [*STATISTICS, VALUE]
 _READERS = 2  # threads that read blocks: Arrow decodes without the interpreter lock
 _READ_AHEAD = 6  # blocks
+_READ_RECORDS = 1 << 15  # of a history at a time
 
 
 class RowBlock(Protocol):
@@ -270,6 +272,66 @@ class RecordSource:
         chosen = rows.tolist()
         records = [self._records[row] for row in chosen]
         return _arrow_table(columns, records, [self._numbers[row] for row in chosen])
+
+
+class RecentRecords:
+    """The newest records of some kinds that a live session has received, as columns.
+
+    It takes them out of the history as they arrive. Once there are `most` of them, the older half
+    is dropped, and the table starts over.
+    """
+
+    statistics = ALL_STATISTICS
+    bounded = clipped = has_shards = False
+    columns = (
+        "name", "kind", "dtype", "step", "rank", "call", "seq", "time_ns", "shape",
+        "shard_offsets", "shard_placements", "digest", "number", "tags", *STATISTICS,
+    )  # fmt: skip
+
+    def __init__(self, history: History, kinds: Collection[Kind], most: int) -> None:
+        self._history, self._kinds, self._most = history, kinds, most
+        self._cursor = 0
+        self.blocks: Sequence[RowBlock] = []
+
+    def open(self) -> RecentRecords:
+        """Start over with the rows that there are now."""
+        self.outdated = False
+        return self
+
+    def refresh(self) -> None:
+        end = self._history.written
+        while self._cursor < end:
+            self._cursor, found = self._history.since(self._cursor, _READ_RECORDS)
+            records = [record for record in found if record.kind in self._kinds]
+            if records:
+                self._append(records)
+
+    def _append(self, records: list[Record]) -> None:
+        values = [number_of(record.value) for record in records]
+        block = _TableBlock(_arrow_table(list(self.columns), records, values))
+        self.blocks = [*self.blocks, block]
+        if sum(map(len, self.blocks)) > self._most:
+            self.outdated = True
+            while len(self.blocks) > 1 and sum(map(len, self.blocks)) > self._most // 2:
+                self.blocks = self.blocks[1:]
+
+
+class _TableBlock:
+    """Rows of an Arrow table."""
+
+    is_parallel = False
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def read(self, columns: list[str], start: int) -> pa.Table:
+        return self._table.select(columns).slice(start)
+
+    def take(self, rows: Integers, columns: list[str]) -> pa.Table:
+        return self._table.select(columns).take(row_indices(rows))
 
 
 _PLAIN = frozenset(Record.__struct_fields__) - {"kind", "shard", "value", "stats", "tags"}

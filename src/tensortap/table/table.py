@@ -39,6 +39,7 @@ from tensortap.table.columns import (
     alerts_of,
     column_of,
     dense_counts,
+    digest_bits,
     has_tag,
     mean_per_step,
     mixed,
@@ -109,6 +110,7 @@ class Table:
         self._integers = {name: GrowingArray(kind) for name, kind in _INTEGERS.items()}
         self._statistics: dict[str, GrowingArray] = {}
         self._keys, self._contents = ShardKeys(), GrowingArray(np.uint64)
+        self._digests = GrowingArray(np.uint64)
         self._index = SeriesIndex()
         self._alerts: list[tuple[tuple[int, int, int], Alert]] = []
         self._publish()
@@ -302,6 +304,13 @@ class Table:
                 columns = [numbers(chunk.column(name)) for name in names]
                 self._contents.extend(mixed(columns, chunk.num_rows))
             return self._contents.values[: len(self)]
+
+    def digests(self) -> NDArray[np.uint64]:
+        """Return 64 bits of the digest that `track(digests=True)` gave each row; 0 without one."""
+        with self.lock:
+            for chunk in self.read(["digest"], self._digests.size):
+                self._digests.extend(digest_bits(chunk.column("digest")))
+            return self._digests.values[: len(self)]
 
     def nonfinite(self, rows: Integers) -> Integers:
         """Return how many values of each of `rows` were NaN or infinite; 0 where unknown."""

@@ -13,8 +13,7 @@ from tensortap.files import CorruptFile, read_small
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind
 from tensortap.runs.layout import read_json
-from tensortap.table.rank_alerts import run_alerts
-from tensortap.table.rule_health import health_of
+from tensortap.table.rule_health import health_of, run_alerts
 from tensortap.table.table import table_of
 from tensortap.viz.figures import exponents_figure, heatmap_figure, lines_figure, training_figure
 from tensortap.viz.figures.encoding import share

@@ -25,7 +25,8 @@ from tensortap.server import answers
 from tensortap.server.questions import Overview, TensorStepsList
 from tensortap.server.server import Server
 from tensortap.table.columns import has_tag
-from tensortap.table.rank_alerts import RunRanks, run_alerts
+from tensortap.table.rank_findings import GrowingFindings
+from tensortap.table.rule_health import run_alerts
 from tensortap.table.table import Table, table_of
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class RunEntry:
         self.version = 0
         self._reader: RunReader | None = None
         self._table: Table | None = None
-        self._ranks: RunRanks | None = None
+        self._ranks: GrowingFindings | None = None
         self._kept: _KeptTensors | None = None
         self._signature: Signature = ()
         self._deleted = False
@@ -104,9 +105,9 @@ class RunEntry:
             with self._lock:
                 table, reader = self.table(), self.reader()
                 if self._ranks is None:
-                    self._ranks = RunRanks(table, world_size=reader.info.world_size)
+                    self._ranks = GrowingFindings(table)
                 ranks = self._ranks
-            return run_alerts(table, reader, ranks)
+            return run_alerts(table, reader, ranks.get())
 
     def tensor_steps(self) -> StepsOfTensors:
         """Return which tensors were kept whole: name and kind → steps."""

@@ -14,8 +14,7 @@ from tensortap.frameworks.jax.adapter import Deferred
 from tensortap.frameworks.jax.device_stats import Observation, can_reduce, pack, summary_at
 from tensortap.frameworks.jax.intercept import Intercept
 from tensortap.frameworks.jax.modules import Wants, haiku_name, key_name
-from tensortap.frameworks.jax.replicas import replicas_of
-from tensortap.frameworks.observing import Observed, ReplicatedTensor, TrackObserver
+from tensortap.frameworks.observing import Observed, TrackObserver
 from tensortap.record import Kind
 from tensortap.stats.packed import layout
 
@@ -96,8 +95,6 @@ class JaxTracking:
         if unknown:
             raise TypeError(f"{', '.join(unknown)} is not tracked")
         self._calls.clear()
-        if given and self.observer.replicas_due():
-            self.observer.compare_replicas(self._replicas(given))
         if not self.observer.capturing or not given:
             return
         observations = observe_trees(
@@ -110,13 +107,6 @@ class JaxTracking:
         with jax.transfer_guard("allow"):  # the user's guard is not meant for us
             for seen, pending, array in observations:
                 self.observer.add(seen, None, pending, array)
-
-    def _replicas(self, given: dict[str, Any]) -> Iterator[ReplicatedTensor]:
-        """Yield the parameters and the optimizer state of which other processes have replicas."""
-        states = (given.get(name) for name in ("model_state", "optimizer_state"))
-        with jax.transfer_guard("allow"):  # the user's guard is not meant for us
-            for seen, array in _leaves(self.observer.wants, *states, like=self._like):
-                yield from replicas_of(seen, array)
 
 
 # -- trees of parameters, gradients and optimizer state --------------------------------------

@@ -32,7 +32,7 @@ class Layouts:
     """The layouts of the outputs of one model; `mesh` is empty if it is not tensor parallel."""
 
     def __init__(self, root: torch.nn.Module) -> None:
-        self.mesh, self._batch, *_ = tensor_mesh(root)
+        self.mesh, self._batch = tensor_mesh(root)
         self._computed: dict[str, Any] = {}  # DTensors, until the module's last hook
         self._known: dict[int, KnownLayout] = {}
 

@@ -16,9 +16,6 @@ from tensortap.frameworks.torch.tensors import quiet
 _OWN_BATCH = re.compile(
     r".*dp|data|batch|replicate|shard|ep|experts?|cp|context|pp|pipe(line)?|stages?"
 )
-# dimensions whose ranks have different batches, and those whose ranks may have the same ones
-_DATA = re.compile(r".*dp|data|batch|replicate|shard")
-_PARTS = re.compile(r"cp|context")
 
 
 class TensorMesh(NamedTuple):
@@ -26,8 +23,6 @@ class TensorMesh(NamedTuple):
 
     tag: str = ""  # empty if the model is not tensor parallel
     batch: str = ""  # the first of these ranks; other ranks have other batches
-    ranks: tuple[int, ...] = ()
-    is_named: bool = False  # whether the names of its dimensions say so
 
 
 @functools.lru_cache(maxsize=4096)
@@ -102,32 +97,7 @@ def tensor_mesh(root: torch.nn.Module) -> TensorMesh:
     ranks, mesh = max(found, key=lambda each: each[0].numel(), default=(torch.empty(0), None))
     if not ranks.ndim or mesh is None:
         return TensorMesh()
-    members = tuple(ranks.flatten().tolist())
-    return TensorMesh(mesh_tag(mesh), str(min(members)), members, mesh.mesh_dim_names is not None)
-
-
-def data_ranks(root: torch.nn.Module) -> tuple[int, ...]:
-    """Return the data-parallel ranks of a model, each of which has its own batches.
-
-    Return none if neither a wrapper nor the names of a mesh tell.
-    """
-    for module in root.modules():
-        if type(module).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel"):
-            return tuple(torch.distributed.get_process_group_ranks(module.process_group))
-    parameters = [each for each in root.parameters() if hasattr(each, "device_mesh")]
-    found: tuple[int, ...] = ()
-    for mesh in {each.device_mesh: None for each in parameters}:
-        whole = root_mesh(mesh)
-        dims = [i for i, name in enumerate(whole.mesh_dim_names or ()) if _is_data(name)]
-        if not dims and is_sharded(root):
-            own = [each.placements for each in parameters if each.device_mesh == mesh]
-            whole, dims = mesh, list(range(sharded_dimensions(own, mesh.ndim)))
-        coordinate = coordinate_in(whole, None)
-        if coordinate is None:
-            continue
-        at = tuple(slice(None) if i in dims else place for i, place in enumerate(coordinate))
-        found = max(found, tuple(whole.mesh[at].flatten().tolist()), key=len)
-    return found
+    return TensorMesh(mesh_tag(mesh), str(int(ranks.min())))
 
 
 def is_sharded(root: torch.nn.Module) -> bool:
@@ -147,12 +117,4 @@ def sharded_dimensions(placements: list[Any], ndim: int) -> int:
 
 
 def _has_own_batch(name: str) -> bool:
-    return _matches(_OWN_BATCH, name)
-
-
-def _is_data(name: str) -> bool:
-    return _matches(_DATA, name) and not _matches(_PARTS, name)
-
-
-def _matches(pattern: re.Pattern[str], name: str) -> bool:
-    return any(pattern.fullmatch(part) for part in re.split(r"[^a-z]+", name.lower()))
+    return any(_OWN_BATCH.fullmatch(part) for part in re.split(r"[^a-z]+", name.lower()))

@@ -31,7 +31,6 @@ from tensortap.frameworks.torch.layouts import Layouts
 from tensortap.frameworks.torch.names import Names, type_name, unwrapped
 from tensortap.frameworks.torch.origins import Origins
 from tensortap.frameworks.torch.shards import Descriptions
-from tensortap.frameworks.torch.stages import is_inner_stage
 from tensortap.frameworks.torch.summarize import EXCHANGES
 from tensortap.frameworks.torch.uncalled import REASON, UncalledModules, has_forward
 from tensortap.record import Kind
@@ -246,7 +245,7 @@ class OutputHooks:
         observer, training = self.observer, self.root.training
         if observer.only_training and not training and not self._is_trained_in_eval(output):
             return
-        if original is self._stage_root and is_inner_stage():
+        if original is self._stage_root and private.is_inner_stage():
             return  # the model has no such output
         self._uncalled.called(name)
         again = private.backward_pass() != -1  # a checkpoint recomputes in the backward pass

@@ -12,6 +12,7 @@ import datetime
 import operator
 import sys
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -229,6 +230,20 @@ def simulates_ranks() -> bool:
     """Return whether ``LocalTensorMode`` simulates the ranks of this job."""
     module = sys.modules.get("torch.distributed._local_tensor")
     return module is not None and module.local_tensor_mode() is not None
+
+
+def is_inner_stage() -> bool:
+    """Return whether a pipeline stage that is not the last one calls the current module.
+
+    Buys: the output of an inner stage is not taken for the output of the model. Otherwise it is.
+    """
+    has_stages = "torch.distributed.pipelining.stage" in sys.modules
+    frame: FrameType | None = sys._getframe(1) if has_stages else None
+    while frame is not None:
+        if frame.f_code.co_name == "forward_maybe_with_nosync":
+            return not getattr(frame.f_locals.get("self"), "is_last", True)
+        frame = frame.f_back
+    return False
 
 
 def root_mesh(mesh: Any) -> Any:

@@ -187,26 +187,3 @@ def when_compiler_loads(call: Callable[[], None]) -> None:
     _finder.calls[call] = None
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
-
-
-def before_compiled_call(module: Any, look: Callable[..., None]) -> Callable[[], None]:
-    """Call a function with the inputs of a module that ``module.compile()`` has compiled.
-
-    Buys: inputs of such models are compared across ranks; no hook runs outside of their graphs.
-    Returns a function that ends this.
-    """
-    compiled = getattr(module, "_compiled_call_impl", None)
-    if compiled is None:
-        return lambda: None
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            look(module, args, kwargs)
-        return compiled(*args, **kwargs)
-
-    def undo() -> None:
-        if module._compiled_call_impl is call:
-            module._compiled_call_impl = compiled
-
-    module._compiled_call_impl = call
-    return undo

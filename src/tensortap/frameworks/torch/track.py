@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +12,6 @@ import torch
 
 from tensortap.frameworks.observing import (
     Observed,
-    ReplicatedTensor,
     TrackObserver,
     never_skipped,
     tensors_in,
@@ -30,9 +28,6 @@ from tensortap.frameworks.torch.optimizers import (
     zeroes_itself,
 )
 from tensortap.frameworks.torch.outputs import OutputHooks
-from tensortap.frameworks.torch.private import simulates_ranks
-from tensortap.frameworks.torch.rank_inputs import RankInputs
-from tensortap.frameworks.torch.replicas import Replicas
 from tensortap.frameworks.torch.shards import Descriptions
 from tensortap.frameworks.torch.steps import StepWatch
 from tensortap.frameworks.torch.tensors import has_values
@@ -54,7 +49,6 @@ class ModelHooks:
         self._observer = observer
         self._outputs = OutputHooks(root, observer)
         self._parameters = ParameterHooks(root, optimizer, observer)
-        self._inputs = RankInputs(root, observer)
         self._steps: StepWatch | None = None
         if observer.checks_steps:
             self._steps = StepWatch(
@@ -71,7 +65,6 @@ class ModelHooks:
     def attach(self) -> None:
         self._outputs.attach()
         self._parameters.attach()
-        self._guarded(self._inputs.attach)
         if self._analyses is not None:
             self._guarded(self._analyses.attach)
         if self._steps is not None:
@@ -81,7 +74,6 @@ class ModelHooks:
         try:
             self._outputs.detach()
         finally:
-            self._guarded(self._inputs.detach)
             if self._steps is not None:
                 self._guarded(self._check_rest, self._steps)
                 self._steps.detach()
@@ -110,9 +102,6 @@ class ModelHooks:
         if self._steps is not None:
             step, looked_up = self._observer.step_number, self._observer.capturing
             self._observer.check_step(self._steps.end_step(step, looked_up))
-        if self._observer.replicas_due() and not simulates_ranks():
-            found = itertools.chain(self._parameters.replicas(), self._inputs.take())
-            self._observer.compare_replicas(found)
         if self._observer.capturing and (added := self._outputs.added()):
             # all of them: an adapter changes the names of the modules that it wraps
             self.detach()
@@ -389,20 +378,6 @@ class ParameterHooks:
                     self._report_optimizer(optimizer, "has no state that can be read", error)
                 continue
             yield from found
-
-    def replicas(self) -> Iterator[ReplicatedTensor]:
-        """Yield the tensors of which other ranks have replicas."""
-        self._name_parameters()
-        replicas = Replicas(self.root)
-        for name, parameter in self._parameters.items():
-            yield from replicas.of(name, Kind.WEIGHT, parameter)
-        yield from replicas.buffers()
-        for name, parameter, state in self._states():
-            for key, value in state.items():
-                for path, tensor in tensors_in(value, torch.Tensor):
-                    label = f"{name}.{key}{path}"
-                    tags = {"state": str(key), "parameter": name}
-                    yield from replicas.of(label, Kind.OPTIMISER_STATE, tensor, parameter, tags)
 
     def _observe(
         self, name: str, kind: Kind, tensor: torch.Tensor, tags: dict[str, str], call: int = 0

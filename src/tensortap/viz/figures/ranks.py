@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tensortap.table.mesh import MeshLayout, RankGroup, group_keys, rank_tree
-from tensortap.table.rank_monitor import alike_groups
 from tensortap.table.ranks import RankMatrix, over_names, over_steps
 from tensortap.table.table import Table, locked
 from tensortap.viz.figures.encoding import Figure, Floats, Integers, labels, template_text, typed
@@ -33,7 +32,7 @@ class RankCells(NamedTuple):
 
     rank: Integers  # index into the ranks of the matrix; -1 where there is no record
     value: Floats
-    difference: Floats  # to the median of all ranks
+    difference: Floats  # to the median of the ranks that it is compared with
     deviation: Floats
     outlier: NDArray[np.bool_]
     nonfinite: NDArray[np.bool_]
@@ -63,13 +62,10 @@ def ranks_figure(
     all ranks, and the `customdata` of a cell is rank, column, value, difference to the median rank,
     deviations.
     """
-    groups = alike_groups(mesh)
-    if len(groups) < 2 or not all(len(ranks) > 3 for ranks in groups):
-        groups = []
     if step is None:
-        matrix = over_steps(table, kind, name, metric, groups)
+        matrix = over_steps(table, kind, name, metric)
     else:
-        matrix = over_names(table, kind, step, metric, names, groups)
+        matrix = over_names(table, kind, step, metric, names)
     if not matrix.value.size:
         where = f"of {name}" if step is None else f"at step {step:,}"
         return {**message_figure(f"no {metric} {where} ({kind})", theme=theme), "rows": []}
@@ -95,9 +91,14 @@ def _thinned(matrix: RankMatrix, most: int) -> RankMatrix:
     wide = math.ceil(len(matrix.columns) / most)
     if wide < 2:
         return matrix
-    importance = np.where(matrix.nonfinite, np.inf, matrix.deviation).max(axis=0)
+    importance = _importance(matrix).max(axis=0)
     starts = range(0, len(importance), wide)
     return matrix.select(np.array([s + int(importance[s : s + wide].argmax()) for s in starts]))
+
+
+def _importance(matrix: RankMatrix) -> Floats:
+    """Return what sorts cells: NaN and Inf first, then those that are far, then the others."""
+    return np.where(matrix.nonfinite, np.inf, matrix.deviation + 1e9 * matrix.far)
 
 
 def _cells(matrix: RankMatrix, tree: Sequence[RankGroup]) -> RankCells:
@@ -105,8 +106,7 @@ def _cells(matrix: RankMatrix, tree: Sequence[RankGroup]) -> RankCells:
     index = {rank: i for i, rank in enumerate(matrix.ranks.tolist())}
     columns = np.arange(len(matrix.columns))
     known = ~np.isnan(matrix.value) | matrix.nonfinite
-    outliers = matrix.outliers
-    importance = np.where(matrix.nonfinite, np.inf, matrix.deviation)
+    importance = _importance(matrix)
     chosen = np.full((len(tree), len(columns)), -1)
     for number, row in enumerate(tree):
         members = np.array([index[rank] for rank in row.ranks if rank in index], np.int64)
@@ -120,15 +120,15 @@ def _cells(matrix: RankMatrix, tree: Sequence[RankGroup]) -> RankCells:
             count = (~np.isnan(matrix.value[members])).sum(axis=0)
             middle = order[np.maximum(count - 1, 0) // 2, columns]
             farthest = importance[members].argmax(axis=0)
-            far = outliers[members].any(axis=0)
+            far = matrix.far[members].any(axis=0)
             best = members[np.where(far, farthest, middle)]
         chosen[number] = np.where(known[best, columns], best, -1)
     found = chosen >= 0
     value = np.where(found, matrix.value[chosen, columns], np.nan)
     return RankCells(
-        chosen, value, value - matrix.median,
+        chosen, value, value - matrix.median[chosen, columns],
         np.where(found, matrix.deviation[chosen, columns], np.nan),
-        found & outliers[chosen, columns], found & matrix.nonfinite[chosen, columns],
+        found & matrix.far[chosen, columns], found & matrix.nonfinite[chosen, columns],
     )  # fmt: skip
 
 
@@ -148,7 +148,8 @@ def _figure(
         shown, title = cells.difference, f"{metric} − median"
         if percent:
             with np.errstate(divide="ignore", invalid="ignore"):
-                shown, title = 100 * shown / np.abs(matrix.median), f"{metric} − median, %"
+                shown = 100 * shown / np.abs(cells.value - cells.difference)
+            title = f"{metric} − median, %"
     logarithmic, z, limits = color_range(shown, False if minus_median else None)
     if minus_median:
         limits = _around_zero(shown)
@@ -245,7 +246,7 @@ def _described(row: RankGroup, outlier: NDArray[np.bool_]) -> dict[str, Any]:
 
 def _named_outliers(matrix: RankMatrix, mesh: MeshLayout) -> list[dict[str, Any]]:
     """Return the ranks that are far most often, with their places."""
-    counts = matrix.outliers.sum(axis=1)
+    counts = matrix.far.sum(axis=1)
     order = np.argsort(-counts, kind="stable")[:_MOST_OUTLIERS]
     found = [(int(matrix.ranks[i]), int(counts[i])) for i in order.tolist() if counts[i]]
     return [{"rank": rank, "columns": n, "place": mesh.place(rank)} for rank, n in found]

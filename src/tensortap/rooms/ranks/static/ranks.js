@@ -26,7 +26,7 @@ const list = h("div", { class: "rank-rows", role: "tree", "aria-label": "Ranks" 
 const plot = h("div", { class: "ranks" });
 const figureCard = h("div", { class: "card figure rank-figure" }, list, plot);
 // alerts about ranks, and the word for each
-const ALERTS = { silent: "silent", straggler: "behind", replicas: "other replica", outlier: "far" };
+const ALERTS = { behind: "behind", replicas: "other replica", outlier: "far" };
 const MOST_ALERTS = 12;
 let drawn = "", rows = [], paths = {}, focused = 0;
 

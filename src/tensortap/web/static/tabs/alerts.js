@@ -12,7 +12,7 @@ const rule = select("Rule", (value) => set({ rule: value }));
 const summary = dim();
 const bar = tools(labelled("Rule", rule), summary);
 const body = card();
-const RANK_RULES = ["outlier", "straggler", "silent"]; // the ranks side by side show why
+const RANK_RULES = ["replicas", "outlier", "behind"]; // the ranks side by side show why
 let countedRun = "";
 
 /** Shows the number of alerts on the tab. */
