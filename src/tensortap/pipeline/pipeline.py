@@ -6,21 +6,22 @@ import contextlib
 import itertools
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensortap import frameworks, ranks
 from tensortap.buffers import OutOfMemory, Pool
+from tensortap.busy import Busy, is_busy
 from tensortap.frameworks.adapters import adapter_of
 from tensortap.frameworks.protocol import SMALL, Adapter, CompiledRun
 from tensortap.history import OVERHEAD
 from tensortap.limits import format_size
-from tensortap.locks import SafeLock
 from tensortap.pipeline import ticket as tickets
 from tensortap.pipeline.exit import at_exit
 from tensortap.pipeline.fast import FastPath, type_name
-from tensortap.pipeline.ledger import DISCONNECTED, Ledger
+from tensortap.pipeline.ledger import BUSY, DISCONNECTED, Ledger
 from tensortap.pipeline.queue import Queue, admit, write_to
 from tensortap.pipeline.receipt import Receipt, format_seconds
 from tensortap.pipeline.selection import CallCounter, CallCounters, Clock
@@ -65,7 +66,8 @@ class Pipeline:
         self._attached: dict[Queue, bool] = {}  # whether it gets every record
         self._fast_path: FastPath | None = None
         self._fast_queue: Queue | None = None
-        self._lock = SafeLock()
+        self._lock = threading.RLock()  # a signal handler may refresh while it is refreshed
+        self._refreshes = 0
         self._registered = False
         self._errors: set[tuple[str, str]] = set()  # name and class of those that were logged
         self._warned_owner = self._warned_cost = False
@@ -101,16 +103,14 @@ class Pipeline:
 
     def refresh(self) -> None:
         """Work out again which queues accept records; it is done when this returns."""
-        self._stale = True
-        # a signal handler that interrupts this loop gets no lock: the loop runs once more for it
-        while self._stale and self._lock.acquire():
-            try:
+        self._refreshes += 1
+        with self._lock:
+            seen = None
+            while seen != self._refreshes:  # again if a signal handler has come in between
+                seen = self._refreshes
                 self._work_out()
-            finally:
-                self._lock.release()
 
     def _work_out(self) -> None:
-        self._stale = False
         queues = self.queues if self.enabled and not self.closed else ()
         accepting = self._accepting = tuple([queue for queue in queues if queue.accepting])
         self.on = self.enabled and not self.closed and (bool(accepting) or self.expecting)
@@ -171,6 +171,9 @@ class Pipeline:
             return SKIPPED
         if shard is not None and not isinstance(shard, Shard):
             raise TypeError(f"shard must be a tap.Shard, got {shard!r:.80}")
+        if is_busy():
+            self.ledger.fail(BUSY, calls=1)
+            return SKIPPED
         cls = type(value)
         adapter = adapter_of(cls)
         if adapter.local_shard is not None:
@@ -255,6 +258,9 @@ class Pipeline:
     def put(self, record: Record, nbytes: int = 0, *, captured: bool = False) -> Ticket:
         """Queue a record that a source has made; `captured` if it counts as a captured value."""
         name, kind, step, rank = record.name, record.kind, record.step, record.rank
+        if is_busy():
+            self.ledger.drop_values(BUSY)
+            return SKIPPED
         queues = admit(self._accepting, nbytes, name, kind, step, rank)
         return write_to(queues, record, nbytes, captured=captured)
 
@@ -282,6 +288,9 @@ class Pipeline:
 
         `calls` is 1 if a call counter has ticked for the value.
         """
+        if isinstance(error, Busy):
+            self.ledger.fail(BUSY, calls=calls)
+            return SKIPPED
         if self.strict:
             raise error
         self.ledger.fail(calls=calls)
@@ -302,6 +311,8 @@ class Pipeline:
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything captured has arrived or was dropped; return False on timeout."""
+        if is_busy():  # the threads of the queues may wait for what this thread holds
+            return False
         deadline = None if timeout is None else time.monotonic() + timeout
         self.settle()
         done = True

@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tensortap.busy import is_busy, section
 from tensortap.history import OVERHEAD
-from tensortap.locks import Notifier, SafeLock
 from tensortap.pipeline.blocks import latest_of
 from tensortap.pipeline.fast import FastCapture, FastPath, QueueState, RecordBlock
 from tensortap.pipeline.ledger import DISCONNECTED, ERROR, OVER_BUDGET, Entry, single
 from tensortap.pipeline.sink import Sink, Wake
-from tensortap.pipeline.ticket import SKIPPED, Ticket
+from tensortap.pipeline.ticket import SKIPPED, Notifier, Ticket
 from tensortap.record import Kind, Record
 
 log = logging.getLogger("tensortap")
@@ -56,7 +56,7 @@ class Queue:
         self.state = QueueState()
         self.ledger.add_queue(self.state)
         self._entries: collections.deque[Entry | RecordBlock] = collections.deque()
-        self._lock = SafeLock()  # around taking entries out; adding them needs no lock
+        self._lock = threading.Lock()  # around taking entries out; adding them needs no lock
         self._progress = Notifier()  # for threads that wait for a flush or for room
         self._handing = False  # entries left the queue, and the sink has not counted them yet
         self._accepted = True  # as of the last call of `on_change`
@@ -89,6 +89,7 @@ class Queue:
         self.reject(name, kind, step, rank)
         return False
 
+    @section  # handlers that wait within each other would fill the stack
     def await_progress(self) -> bool:
         """Wait until the sink has settled a record, if the policy is "block"; else return False."""
         left = self._unsettled()
@@ -117,8 +118,8 @@ class Queue:
         # is atomic, and so is this sum, because no other thread can run inside of it.
         state = self.state
         state.block = None  # small records that follow come after this one
+        state.put += nbytes  # first: an exception of a signal handler may follow a call
         self._entries.append((record, ticket, nbytes))
-        state.put += nbytes
         if state.asleep:
             state.asleep = False
             self._wake.set()
@@ -174,26 +175,23 @@ class Queue:
     def drop_all(self) -> None:
         """Drop everything that waits, because nobody is there to take it."""
         self._handing = True  # whoever finds nothing under way finds the drops counted
-        queued = self._take(1 << 62)
+        queued = [] if is_busy() else self._take(1 << 62)
         self.ledger.drop([*self.sink.give_up(), *queued], DISCONNECTED)
         self._handing = False
         self._progress.notify()
 
     # -- over budget ----------------------------------------------------------------------
 
+    @section  # also while it waits: see above
     def _make_room(self, nbytes: int, key: tuple[str, Kind, int]) -> bool:
         if self.overflow == "newest":
             return False
-        if not self._lock.acquire():  # in a signal handler or finalizer that interrupted us
-            return False
-        try:
-            if self.overflow == "latest":
+        if self.overflow == "latest":
+            with self._lock:
                 self._keep_latest()
                 if not self._fits(nbytes):
                     self._remove(key, nbytes)
-        finally:
-            self._lock.release()
-        if self.overflow == "block" and threading.current_thread() is not self._thread:
+        elif threading.current_thread() is not self._thread:
             self._wake.set()
             self._progress.wait_for(lambda: self._fits(nbytes) or not self.accepting)
         return self._fits(nbytes)
@@ -303,12 +301,13 @@ class Queue:
             return LONG_PAUSE
         return LONGEST_PAUSE if nbytes < self.budget // 16 else LONG_PAUSE
 
+    @section
     def _take(self, room: int) -> list[Any]:
         """Return as many entries as there is room for, at least one if there is any room."""
         queue = self._entries
-        if not queue or room <= 0 or not self._lock.acquire():
+        if not queue or room <= 0:
             return []
-        try:
+        with self._lock:
             self._handing = True
             if self.state.put - self.state.got <= room:
                 taken = [queue.popleft() for _ in range(len(queue))]
@@ -321,8 +320,6 @@ class Queue:
             nbytes = sum([self._weight(entry) for entry in taken])
             self.state.got += nbytes
             return taken
-        finally:
-            self._lock.release()
 
     def _hand_over(self, entries: list[Any]) -> None:
         try:

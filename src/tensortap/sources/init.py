@@ -14,7 +14,6 @@ from typing import Any
 from tensortap import ranks
 from tensortap.arguments import checked
 from tensortap.errors import NotFound, TensortapError
-from tensortap.locks import import_late
 from tensortap.pipeline.exit import at_exit
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.pipeline.queue import Queue
@@ -57,7 +56,8 @@ class OpenRun:
         self._before = pipeline.receipt()
         self.keeper: Any = None
         if rank == 0:
-            Keeper = import_late("tensortap.provenance.collect").Keeper  # noqa: N806 - a class
+            from tensortap.provenance.collect import Keeper
+
             try:
                 self.keeper = Keeper(path)
                 self.keeper.update()
