@@ -30,8 +30,6 @@ from tensortap.settings import arena_size, buffer_size
 PAGE = 4096
 _HUGE = 2 << 20  # bytes of a huge page
 _CHUNK = 32 << 20  # bytes of a segment for small blocks beyond what is recycled
-_FIRST = 64 << 20  # bytes of the arena that are touched before a connection is used
-_PAUSE = 0.25  # of the time that touching a piece took, before the next one
 _KEPT = 10.0  # seconds after which private memory beside the arena is released
 # Linux numbers: not every build of Python has names for them
 _ADD_SEALS, _GET_SEALS, _SEAL_SIZE = 1033, 1034, 0x2 | 0x4
@@ -307,7 +305,7 @@ class Pool:
         except OSError:  # no file descriptors, or files have a size limit
             self.nbytes = 0
             return
-        first = min(_FIRST, self.nbytes)
+        first = min(64 << 20, self.nbytes)
         self._add(arena, 0, first)
         target, name = self._prepare_rest, "tensortap-arena"
         threading.Thread(target=target, args=(arena, first), name=name, daemon=True).start()
@@ -318,7 +316,7 @@ class Pool:
             self._add(arena, offset, min(self.nbytes, offset + _HUGE))
             if self._arena is not arena:
                 return
-            time.sleep(_PAUSE * (time.perf_counter() - start))
+            time.sleep((time.perf_counter() - start) / 4)
         self._arena_is_ready = True
 
     def _add(self, arena: Region, start: int, end: int) -> None:

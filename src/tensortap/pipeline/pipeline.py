@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +21,6 @@ from tensortap.frameworks.protocol import SMALL, Adapter, CompiledRun
 from tensortap.history import OVERHEAD
 from tensortap.limits import format_size
 from tensortap.pipeline import ticket as tickets
-from tensortap.pipeline.exit import at_exit
 from tensortap.pipeline.fast import FastPath, type_name
 from tensortap.pipeline.ledger import BUSY, DISCONNECTED, Ledger
 from tensortap.pipeline.queue import Queue, admit, write_to
@@ -35,9 +36,19 @@ log = logging.getLogger("tensortap")
 _now = time.perf_counter_ns
 _VALUE = Kind.VALUE
 _NO_TENSOR = TensorData("", "", (), b"")
-_MUCH = 0.1  # of the time between two captured values of a name
-_COSTLY = 5  # this many of them in a row lead to a warning
 EXIT = 2.0  # seconds that the end of the program may wait for what is queued
+
+
+def at_exit(function: Callable[[], object], *, priority: int) -> None:
+    """Run a function when the process ends; in a child of multiprocessing, higher ones first."""
+    atexit.register(function)
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        # a child of multiprocessing leaves without atexit, and forgets at its start what it had
+        # inherited: call this in the process that is to run the function
+        from multiprocessing.util import Finalize
+
+        Finalize(None, function, exitpriority=priority)
 
 
 class Pipeline:
@@ -240,8 +251,8 @@ class Pipeline:
         taken = counter.taken
         interval = max(1, taken, start - counter.began)  # threads and signal handlers overtake
         counter.began, counter.taken = start, _now() - start
-        counter.costly = counter.costly + 1 if taken > _MUCH * interval else 0
-        if counter.costly == _COSTLY and not self._warned_cost:
+        counter.costly = counter.costly + 1 if taken > 0.1 * interval else 0
+        if counter.costly == 5 and not self._warned_cost:
             self._warned_cost = True
             log.warning(
                 "tensortap: catching %r (%s) takes %s, %.0f %% of the time between two of "

@@ -11,14 +11,16 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensortap.busy import is_busy, section
+from tensortap.columns import Column, Columns, merged, split
+from tensortap.dtypes import itemsize
 from tensortap.history import OVERHEAD
-from tensortap.pipeline.blocks import latest_of
 from tensortap.pipeline.fast import FastCapture, FastPath, QueueState, RecordBlock
 from tensortap.pipeline.ledger import DISCONNECTED, ERROR, OVER_BUDGET, Entry, single
 from tensortap.pipeline.sink import Sink, Wake
@@ -30,9 +32,7 @@ log = logging.getLogger("tensortap")
 PAUSE = 0.005  # seconds between two hand-overs while records keep coming
 LONG_PAUSE = 0.025  # the same when many come: each hand-over takes the interpreter from training
 LONGEST_PAUSE = 0.05  # the same when all of them are small, and few for the budget
-MANY = 8
 LARGE = 256 << 10  # bytes of a record, on average, from which on there is no pause
-_WAKE_INTERVAL = 0.05  # seconds; at most so often a flush wakes the thread
 FAILING = 2.0  # seconds that the end waits for a sink that is failing
 POLICIES = ("latest", "newest", "block")
 
@@ -144,7 +144,7 @@ class Queue:
         def finished() -> bool:
             nonlocal woken_at
             # not at every look: the thread notifies, and the two would wake each other all the time
-            if (now := time.monotonic()) > woken_at + _WAKE_INTERVAL:
+            if (now := time.monotonic()) > woken_at + 0.05:
                 woken_at = now
                 self._wake.set()
             return settled() or not self._thread.is_alive()
@@ -295,7 +295,7 @@ class Queue:
         nbytes = sum([entry[2] if isinstance(entry, tuple) else entry.weight for entry in entries])
         if nbytes > LARGE * count:  # little Python, and training needs their memory again
             return 0.0
-        if count < MANY:
+        if count < 8:
             return PAUSE
         if any(isinstance(entry, tuple) for entry in entries):
             return LONG_PAUSE
@@ -359,3 +359,42 @@ def write_to(
     for queue in queues:
         queue.write(record, ticket, nbytes)
     return ticket
+
+
+# -- blocks of small records ----------------------------------------------------------------
+
+
+def columns_of(block: RecordBlock) -> tuple[Column, ...]:
+    """Return what the records of each column have in common."""
+    return tuple(
+        [
+            Column(name, Kind.VALUE, *rank, type_name, framework, dtype, shape)
+            for name, type_name, framework, dtype, shape, rank in block.columns
+        ]
+    )
+
+
+def _split(block: RecordBlock) -> list[Columns]:
+    body = bytearray(block.nbytes)
+    block.move(body)
+    columns = columns_of(block)
+    sizes = [
+        8 if each.is_number else itemsize(each.dtype) * math.prod(each.shape) for each in columns
+    ]
+    return split(columns, sizes, len(block), body)
+
+
+def entries_of(block: RecordBlock) -> list[Entry]:
+    """Return the entries of a block with their records."""
+    records = merged(_split(block))
+    return [(record, *entry[1:]) for record, entry in zip(records, block.entries(), strict=True)]
+
+
+def latest_of(block: RecordBlock) -> tuple[list[Entry], list[Entry]]:
+    """Return the entries of the latest record of each column, and all others, without records."""
+    latest = {
+        int(each.positions[-1]): each.records(len(each) - 1, len(each))[0] for each in _split(block)
+    }
+    entries = block.entries()
+    kept = [(latest[i], *entries[i][1:]) for i in sorted(latest)]
+    return kept, [entry for i, entry in enumerate(entries) if i not in latest]

@@ -19,9 +19,9 @@ from tensortap.buffers import Lease, Pool, view_of
 from tensortap.columns import Column
 from tensortap.frameworks.protocol import SMALL
 from tensortap.limits import format_size
-from tensortap.pipeline.blocks import columns_of, entries_of
 from tensortap.pipeline.fast import RecordBlock
 from tensortap.pipeline.ledger import ERROR, TOO_LARGE, Entry, Ledger, single
+from tensortap.pipeline.queue import columns_of, entries_of
 from tensortap.pipeline.sink import Sink, Wake
 from tensortap.pipeline.ticket import settle
 from tensortap.sinks.arena import Lender
@@ -31,12 +31,7 @@ from tensortap.wire.channel import NO_KEY, Channel, ConnectionState
 
 log = logging.getLogger("tensortap")
 
-_LARGEST_BODY = 256 << 10  # bytes of small records in one batch
-_LARGEST_BATCH = 4 << 20  # bytes of all records in one batch, if there are several
 _MOST_BLOCKS = 32 << 10  # of a batch; the header names each, in at most 28 bytes
-_LONGEST_NAMES = 128 << 10  # characters of all names in the header of a batch
-_PATIENCE = 30.0  # seconds that unsent records wait for a server that went away
-_ROOM_TIMEOUT = 0.5  # seconds to wait for a server to return blocks of the arena
 
 
 class Flight(NamedTuple):
@@ -115,8 +110,8 @@ class LiveSink(Sink):
                 self._drop_too_large(entry)
                 continue
             # a batch must not be larger than what the session can hold
-            most = min(_LARGEST_BATCH, self._largest)
-            if batch and (body > _LARGEST_BODY or nbytes + entry[2] > most):
+            most = min(4 << 20, self._largest)
+            if batch and (body > 256 << 10 or nbytes + entry[2] > most):
                 self._send(batch)
                 batch, nbytes, body = [], 0, 0
             batch.append(entry)
@@ -137,8 +132,8 @@ class LiveSink(Sink):
             self._change_state(channel)
         self._report_state()
         self.arena.tidy()
-        now = time.monotonic()
-        if self._lost_at is not None and now - self._lost_at > _PATIENCE:
+        # unsent records wait 30 s for a server that went away
+        if self._lost_at is not None and time.monotonic() - self._lost_at > 30:
             self._lost_at = None
 
     def give_up(self) -> list[Entry]:
@@ -220,7 +215,7 @@ class LiveSink(Sink):
         """Wait until the server returns blocks of the arena; return False if it does not."""
         channel = self._channel
         waiting = len(self._in_arena)
-        deadline = time.monotonic() + _ROOM_TIMEOUT
+        deadline = time.monotonic() + 0.5
         while waiting and len(self._in_arena) == waiting:
             left = deadline - time.monotonic()
             if channel is None or channel.state is not ConnectionState.OPEN or left <= 0:
@@ -288,7 +283,7 @@ class LiveSink(Sink):
             return
         names = sum([len(column[0]) for column in block.columns])
         # the session can hold some of the records; a body has room for names that a header has not
-        if block.weight > self._largest or names > _LONGEST_NAMES:
+        if block.weight > self._largest or names > 128 << 10:
             self.send(entries_of(block))
             return
         body = self.arena.place_block(block)

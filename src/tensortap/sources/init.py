@@ -14,8 +14,7 @@ from typing import Any
 from tensortap import ranks
 from tensortap.arguments import checked
 from tensortap.errors import NotFound, TensortapError
-from tensortap.pipeline.exit import at_exit
-from tensortap.pipeline.pipeline import pipeline
+from tensortap.pipeline.pipeline import at_exit, pipeline
 from tensortap.pipeline.queue import Queue
 from tensortap.pipeline.receipt import Receipt
 from tensortap.runs.folders import end_run, job_name, shared_run

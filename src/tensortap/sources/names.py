@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import cast
 
-MAX_LENGTH = 80
 _LOADED = time.time()
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>"})  # frames on Python 3.11
 _compared = operator.attrgetter(
@@ -83,7 +82,7 @@ class CallSites:
 
 
 def _shortened(text: str, suffix: str = "") -> str:
-    length = MAX_LENGTH - len(suffix)
+    length = 80 - len(suffix)
     return (text if len(text) <= length else text[: length - 1] + "…") + suffix
 
 

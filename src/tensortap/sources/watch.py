@@ -21,8 +21,7 @@ from tensortap.arguments import (
 from tensortap.errors import NotFound, TensortapError
 from tensortap.frameworks.observing import Probe
 from tensortap.frameworks.registry import loaded_frameworks
-from tensortap.pipeline.exit import at_exit
-from tensortap.pipeline.pipeline import pipeline
+from tensortap.pipeline.pipeline import at_exit, pipeline
 from tensortap.record import Record
 from tensortap.server import worker_start
 from tensortap.settings import buffer_size
