@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -72,11 +71,11 @@ class LiveSink(Sink):
         self._credit = 0
         self._largest = 0
         self._number = 0
+        # without a lock, although another thread may give them up: whoever pops one settles it
         self._flights: dict[int, Flight] = {}
         self._in_arena: set[int] = set()  # flights whose bytes are in shared memory
         self._too_large: set[str] = set()  # names for which a warning was logged
         self._lost_at: float | None = None
-        self._lock = threading.Lock()  # another thread may give up the flights
         self._report_state()
 
     # -- what the queue calls -------------------------------------------------------------
@@ -137,10 +136,12 @@ class LiveSink(Sink):
             self._lost_at = None
 
     def give_up(self) -> list[Entry]:
-        with self._lock:
-            lost = single([entry for f in self._flights.values() for entry in f.entries])
-            self._flights.clear()
-            self.pending = 0
+        lost: list[Entry] = []
+        for number in list(self._flights):
+            flight = self._flights.pop(number, None)
+            if flight is not None:
+                lost += single(flight.entries)
+                self.pending -= flight.nbytes
         if lost:
             self.arena.abandon()
         return lost
@@ -191,9 +192,7 @@ class LiveSink(Sink):
             self._largest = welcome.largest
             self._lost_at = None
             self.accepting = True
-            with self._lock:
-                flights = list(self._flights.items())
-            for number, flight in flights:
+            for number, flight in list(self._flights.items()):
                 self._transmit(channel, number, flight)
             self._report_dropped(channel)
             return
@@ -225,11 +224,10 @@ class LiveSink(Sink):
 
     def _acknowledge(self, ack: wire.Ack) -> None:
         self._credit += ack.credit
-        with self._lock:
-            settled = [(n, flight) for n, flight in self._flights.items() if n <= ack.number]
-            for number, _ in settled:
-                del self._flights[number]
-        for number, flight in settled:
+        for number in [number for number in list(self._flights) if number <= ack.number]:
+            flight = self._flights.pop(number, None)
+            if flight is None:
+                continue
             if number not in ack.rejected:
                 settle(flight.entries, True)
             elif flight.nbytes > self._largest:
@@ -241,8 +239,7 @@ class LiveSink(Sink):
                 self.ledger.drop(flight.entries, ERROR)
             self._in_arena.discard(number)
             # only now: a flush that finds nothing pending must find the drops counted
-            with self._lock:
-                self.pending = max(0, self.pending - flight.nbytes)
+            self.pending -= flight.nbytes
 
     # -- batches --------------------------------------------------------------------------
 
@@ -291,9 +288,8 @@ class LiveSink(Sink):
 
     def _launch(self, flight: Flight) -> None:
         self._number += 1
-        with self._lock:
-            self._flights[self._number] = flight
-            self.pending += flight.nbytes
+        self.pending += flight.nbytes
+        self._flights[self._number] = flight
         assert self._channel is not None
         if self._channel.state is ConnectionState.OPEN:  # else when it is open again
             self._transmit(self._channel, self._number, flight)
