@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -88,30 +87,6 @@ def test_many_threads_share_a_pool():
         thread.join()
     assert not wrong
     assert pool.acquire_shared(pool.nbytes) is not None, "a block was not returned"
-
-
-@pytest.mark.parametrize("handler", ["signal", "finalizer"])
-def test_never_waits_for_its_lock(handler):
-    """A signal handler or finalizer may run while its thread is inside the pool."""
-    pool = Pool()
-    leases = []
-
-    class Dropped:
-        def __del__(self) -> None:
-            leases.append(pool.acquire(100_000))
-
-    before = signal.signal(signal.SIGUSR1, lambda *_: leases.append(pool.acquire(100_000)))
-    try:
-        assert pool._lock.acquire()
-        if handler == "signal":
-            signal.raise_signal(signal.SIGUSR1)
-        else:
-            Dropped()
-        pool._lock.release()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    (lease,) = leases
-    lease.writable[:] = b"x" * 100_000
 
 
 def resident(address: int) -> int:

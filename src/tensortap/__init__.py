@@ -12,12 +12,12 @@ Importing this imports no framework and starts nothing.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from tensortap import errors
 from tensortap._version import __version__
 from tensortap.errors import StopTraining, TensortapError
-from tensortap.locks import import_late
 from tensortap.pipeline.receipt import Receipt
 from tensortap.record import Kind, Record, Shard, Summary, TensorData
 from tensortap.sources.catch import catch, catch_grad, disable, enable, flush, receipt, step
@@ -163,13 +163,13 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "integrations":
-        return import_late("tensortap.integrations")
+        return importlib.import_module("tensortap.integrations")
     module = _LATER.get(name)
     if module is None:
         raise AttributeError(f"module 'tensortap' has no attribute {name!r}")
     if not module:  # a module of that name
-        return import_late(f"tensortap.{name}")
-    found = globals()[name] = getattr(import_late(module), name)
+        return importlib.import_module(f"tensortap.{name}")
+    found = globals()[name] = getattr(importlib.import_module(module), name)
     return found
 
 

@@ -23,15 +23,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from tensortap.busy import section
 from tensortap.limits import has_room
-from tensortap.locks import SafeLock
 from tensortap.settings import arena_size, buffer_size
 
 PAGE = 4096
 _HUGE = 2 << 20  # bytes of a huge page
 _CHUNK = 32 << 20  # bytes of a segment for small blocks beyond what is recycled
-_FIRST = 64 << 20  # bytes of the arena that are touched before a connection is used
-_PAUSE = 0.25  # of the time that touching a piece took, before the next one
 _KEPT = 10.0  # seconds after which private memory beside the arena is released
 # Linux numbers: not every build of Python has names for them
 _ADD_SEALS, _GET_SEALS, _SEAL_SIZE = 1033, 1034, 0x2 | 0x4
@@ -161,7 +159,6 @@ class Region:
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
         self.end = 0  # of what was ever leased
-        self._size = 0  # of what was added
         self._extents: list[tuple[int, int]] = []  # free (offset, size), in order
         self._free: dict[int, list[int]] = {}  # offsets of returned blocks by size
         self._leased: dict[weakref.ref[Lease], tuple[int, int]] = {}
@@ -173,7 +170,6 @@ class Region:
 
     def append(self, offset: int, size: int) -> None:
         """Add memory behind all that was added before."""
-        self._size = offset + size
         if self._extents and sum(self._extents[-1]) == offset:
             offset, before = self._extents.pop()
             size += before
@@ -195,23 +191,6 @@ class Region:
         place = self._leased.pop(reference, None)
         if place is not None:
             self._free.setdefault(place[1], []).append(place[0])
-
-    def reclaim(self) -> None:
-        """Find blocks that an exception kept from being leased or given back.
-
-        A signal handler may raise one between any two lines above.
-        """
-        leased = {ref: place for ref, place in self._leased.items() if ref() is not None}
-        free = sum([size * len(offsets) for size, offsets in self._free.items()])
-        free += sum([size for _, size in self._extents])
-        if free + sum([size for _, size in leased.values()]) == self._size:
-            return
-        self._leased, self._extents, start = leased, [], 0
-        self._free.clear()
-        for offset, size in sorted([*leased.values(), (self._size, 0)]):
-            if offset > start:
-                self._extents.append((start, offset - start))
-            start = offset + size
 
     def _allocate(self, size: int) -> int | None:
         offsets = self._free.get(size)
@@ -264,7 +243,7 @@ class Pool:
         self._limit = limit
         self.nbytes = arena_size() if nbytes is None else nbytes
         self._private_nbytes = buffer_size() if nbytes is None else nbytes
-        self._lock = SafeLock()
+        self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._arena: Region | None = None
         self._arena_is_ready = False  # all of its pages
@@ -273,7 +252,7 @@ class Pool:
         self._chunks: list[Region] = []  # for small blocks beyond the private memory
         self._others: weakref.WeakSet[Segment] = weakref.WeakSet()
         self._returned: collections.deque[Any] = collections.deque()  # references to leases
-        self._reclaimed = time.monotonic()
+        self._tidied = time.monotonic()
 
     @property
     def taken(self) -> int:
@@ -283,13 +262,11 @@ class Pool:
         nbytes += private.end if private is not None else 0
         return nbytes + sum([segment.nbytes for segment in self._others])
 
+    @section
     def acquire(self, nbytes: int) -> Lease:
         """Return a block for `nbytes` bytes with undefined content."""
         size = _pages(nbytes)
-        # no lock in a signal handler or finalizer that interrupted us
-        if not self._lock.acquire():
-            return Lease(self._grow(size), 0, nbytes)
-        try:
+        with self._lock:
             self._collect()
             arena, lease = self._arena, None
             if arena is not None and not self.arena_is_wanted:
@@ -302,19 +279,16 @@ class Pool:
             if size >= _HUGE:
                 return Lease(self._grow(size), 0, nbytes)
             return self._lease_of_chunks(nbytes)
-        finally:
-            self._lock.release()
 
+    @section
     def acquire_shared(self, nbytes: int) -> Lease | None:
         """Return a block of the arena; None if it has no room."""
         arena = self._arena
-        if arena is None or not self._lock.acquire():
+        if arena is None:
             return None
-        try:
+        with self._lock:
             self._collect()
             return arena.lease(nbytes, self._returned.append)
-        finally:
-            self._lock.release()
 
     def renew(self) -> None:
         """Use new memory from now on: a server that was lost may still read the old arena."""
@@ -331,7 +305,7 @@ class Pool:
         except OSError:  # no file descriptors, or files have a size limit
             self.nbytes = 0
             return
-        first = min(_FIRST, self.nbytes)
+        first = min(64 << 20, self.nbytes)
         self._add(arena, 0, first)
         target, name = self._prepare_rest, "tensortap-arena"
         threading.Thread(target=target, args=(arena, first), name=name, daemon=True).start()
@@ -342,32 +316,32 @@ class Pool:
             self._add(arena, offset, min(self.nbytes, offset + _HUGE))
             if self._arena is not arena:
                 return
-            time.sleep(_PAUSE * (time.perf_counter() - start))
+            time.sleep((time.perf_counter() - start) / 4)
         self._arena_is_ready = True
 
     def _add(self, arena: Region, start: int, end: int) -> None:
         """Touch a part of the arena, then let it be leased."""
         arena.segment.prepare(start, end)
-        while not self._lock.acquire():
-            pass  # another thread has held it for long
-        arena.append(start, end - start)
-        self._lock.release()
+        self._append(arena, start, end - start)
 
+    @section
+    def _append(self, arena: Region, offset: int, size: int) -> None:
+        with self._lock:
+            arena.append(offset, size)
+
+    @section
     def tidy(self) -> None:
         """Release private memory that nobody needs beside the arena."""
         now, private = time.monotonic(), self._private
-        if now - self._reclaimed < _KEPT or not self._lock.acquire():
+        if now - self._tidied < _KEPT:
             return
-        self._reclaimed = now
-        self._collect()
-        for region in (self._arena, private, *self._chunks):
-            if region is not None:
-                region.reclaim()
-        if private is not None and self._arena_is_ready and not private.leased:
-            if now - self._private_used > _KEPT:
-                self._private = None
-        self._chunks = [chunk for chunk in self._chunks if chunk.leased]
-        self._lock.release()
+        self._tidied = now
+        with self._lock:
+            self._collect()
+            if private is not None and self._arena_is_ready and not private.leased:
+                if now - self._private_used > _KEPT:
+                    self._private = None
+            self._chunks = [chunk for chunk in self._chunks if chunk.leased]
 
     def _private_region(self, size: int) -> Region | None:
         """Return the private memory that is recycled; None if a block does not fit into it."""

@@ -19,7 +19,6 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensortap.errors import CaptureError
-from tensortap.locks import import_late
 
 if TYPE_CHECKING:
     import numpy as np
@@ -213,7 +212,9 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
             return np.dtype(f"V{size}")
     scalar = None
     if row.numpy:
-        scalar = getattr(import_late("ml_dtypes"), name, None)  # older releases lack some
+        import ml_dtypes
+
+        scalar = getattr(ml_dtypes, name, None)  # older releases lack some
     return np.dtype(f"u{size}" if scalar is None else scalar)
 
 

@@ -62,22 +62,10 @@ class TypedPattern:
             reason = error.args[0]
             reason = reason.decode(errors="replace") if isinstance(reason, bytes) else str(error)
             raise PatternError(
-                f"not a regular expression: {text!r} ({reason}{_hint(reason)})"
+                f"not a regular expression: {text!r} ({reason}); lookaround, backreferences and "
+                "repetitions above 1,000 are not supported here"
             ) from None
 
     def search(self, name: str) -> bool:
         """Return whether the pattern matches anywhere in a name."""
         return self._compiled.search(name.encode("utf-8", "replace")) is not None
-
-
-def _hint(reason: str) -> str:
-    """Return what RE2 lacks, if that may be why it rejects a pattern."""
-    unsupported = (
-        "invalid perl operator",
-        "invalid escape",
-        "invalid repetition",
-        "bad repetition",
-    )
-    if not reason.startswith(unsupported):
-        return ""
-    return "; lookaround, backreferences and repetitions above 1,000 are not supported here"

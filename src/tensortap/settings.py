@@ -22,7 +22,6 @@ from tensortap.limits import parse_size
 log = logging.getLogger("tensortap")
 
 _T = TypeVar("_T")
-_DEFAULT_BUFFER = 1 << 30  # bytes, unless a tenth of the memory is less
 
 
 def flag(name: str) -> bool:
@@ -34,7 +33,7 @@ def buffer_size() -> int:
     """Return how many bytes may wait in front of a sink."""
     if os.environ.get("TENSORTAP_BUFFER"):
         return _setting("TENSORTAP_BUFFER", "10%", parse_size)
-    return min(_DEFAULT_BUFFER, parse_size("10%"))
+    return min(1 << 30, parse_size("10%"))
 
 
 def arena_size() -> int:

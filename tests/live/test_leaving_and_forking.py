@@ -240,13 +240,3 @@ if __name__ == "__main__":
     assert len(server.history.records("batch")) == 4
     # nothing of its workers' is under the main program: three programs have sent
     assert len(server.clients) == 3
-
-
-def test_threads_that_start_and_end(server, run):
-    run("""
-        import threading, tensortap as tap
-        for k in range(30):
-            t = threading.Thread(target=lambda: tap.catch(k, "x"))
-            t.start(); t.join()
-    """).end()
-    assert [r.value for r in server.history.records("x")] == list(range(30))

@@ -163,42 +163,6 @@ def test_a_value_larger_than_the_history_is_dropped_alone(serving, run, wait_for
     assert row(where).reasons["too large"] == 3
 
 
-def test_a_ticket_tells_whether_its_value_arrived(serving, run, wait_for):
-    where = serving()
-    program = run(
-        """
-        import time, numpy as np, tensortap as tap
-        print("ready"); input()
-        assert tap.catch(1, "x").wait(60) is True
-        assert tap.catch(1, "x", when=False).wait(60) is False   # skipped: known at once
-        print("stop"); input()
-        ticket = tap.catch(2, "x")
-        start = time.monotonic()
-        assert ticket.wait(0.3) is False and not ticket.done     # not yet
-        assert time.monotonic() - start > 0.29
-        print("go on")
-        assert ticket.wait(60) is True and ticket.done
-        assert ticket.wait(0) is True
-        print("die"); input()
-        ticket = tap.catch(3, "x")
-        assert ticket.wait(0.2) is False
-        print("dead")
-        """,
-        to=where.address,
-    )
-    assert program.line() == "ready"
-    program.say()
-    assert program.line() == "stop"
-    where.stop()
-    program.say()
-    assert program.line() == "go on"
-    where.go_on()
-    assert program.line() == "die"
-    where.stop()
-    program.say()
-    assert program.line() == "dead"
-
-
 def test_block_waits_for_room_in_the_arena(serving, run):
     where = serving()
     program = run(

@@ -175,32 +175,3 @@ def test_steps_and_calls(server, run):
     assert where("late") == [(1, 0, 1), (2, 0, 2)]
     order = [r.seq for name in server.history.names() for r in server.history.records(name)]
     assert sorted(order) == list(range(len(order)))
-
-
-def test_names_come_from_the_call_site(server, run, tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text("""
-import tensortap as tap
-class Model: pass
-model = Model(); model.head = Model(); model.head.weight = 1.5
-xs = {"a": [1, 2, 3]}
-def one(loss):
-    tap.catch(loss)
-    tap.catch(loss); tap.catch(model.head.weight)
-def two(loss):
-    tap.catch(loss)
-for i in range(3):
-    one(i); two(-i)
-    tap.catch(xs["a"][0])
-    tap.catch(value=i * 2)
-assert tap.flush(60)
-""")
-    run(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')").end()
-    found = {n: [r.value for r in server.history.records(n)] for n in server.history.names()}
-    assert found == {
-        "loss": [0, 0, 1, 1, 2, 2],  # twice in one function: one name
-        "loss_1": [0, -1, -2],  # the same expression in another function: another name
-        "model.head.weight": [1.5] * 3,
-        'xs["a"][0]': [1] * 3,
-        "i * 2": [0, 2, 4],
-    }

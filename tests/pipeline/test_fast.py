@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch.overrides import TorchFunctionMode
 
-from tensortap.pipeline.blocks import entries_of
 from tensortap.pipeline.fast import FastCapture
 from tensortap.pipeline.pipeline import Pipeline
-from tensortap.pipeline.queue import Queue
+from tensortap.pipeline.queue import Queue, entries_of
 from tensortap.pipeline.sink import Sink
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tensortap.history import OVERHEAD
 from tensortap.pipeline.fast import QueueState
-from tensortap.pipeline.ledger import DISCONNECTED, ERROR, OVER_BUDGET, TOO_LARGE, Ledger
+from tensortap.pipeline.ledger import BUSY, DISCONNECTED, ERROR, OVER_BUDGET, TOO_LARGE, Ledger
 from tensortap.pipeline.ticket import Ticket
 from tests.sinks.contract import record
 
@@ -58,7 +58,7 @@ def test_every_call_is_captured_skipped_or_dropped():
     ledger.drop([entry(100)], OVER_BUDGET)
     receipt = ledger.receipt(calls + 7, 1)
     assert (receipt.captured, receipt.skipped, receipt.dropped) == (4, 9, 8)
-    assert receipt.reasons == {OVER_BUDGET: 1, DISCONNECTED: 4, ERROR: 3, TOO_LARGE: 0}
+    assert receipt.reasons == {OVER_BUDGET: 1, DISCONNECTED: 4, ERROR: 3, TOO_LARGE: 0, BUSY: 0}
     assert receipt.bytes == 400
 
 

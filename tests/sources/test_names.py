@@ -377,25 +377,6 @@ def test_threads_get_the_same_names(look):
     assert set(results[0].values()) == {"x"} | {f"x_{i}" for i in range(1, 40)}
 
 
-def test_forked_child_has_a_new_lock(tmp_path):
-    script = """
-        import os, sys, threading
-        import names
-        held, go = threading.Event(), threading.Event()
-        def hold():
-            with names._lock:
-                held.set()
-                go.wait()
-        threading.Thread(target=hold, daemon=True).start()
-        held.wait()
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if look(child) == "child" else 1)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    """
-    assert run_python(sys.executable, tmp_path, script, "-W", "ignore") == "0\n"
-
-
 def test_known_names_can_be_looked_up_directly(sites):
     def inlined(value):
         frame = sys._getframe(1)

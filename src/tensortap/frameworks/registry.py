@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 from tensortap.errors import WireError
 from tensortap.frameworks.protocol import Framework
-from tensortap.locks import import_late, is_imported
 
 # Folder of each framework, and the class that exists once the framework has been imported. While
 # another thread is still importing it there are no values of it. NumPy comes last: arrays of other
@@ -36,7 +35,9 @@ def loaded_frameworks() -> Iterator[Framework]:
 def _is_loaded(name: str) -> bool:
     module, _, attribute = _FRAMEWORKS[name].rpartition(".")
     found = sys.modules.get(module)
-    return found is not None and hasattr(found, attribute) and is_imported(found)
+    if found is None or not hasattr(found, attribute):
+        return False
+    return not getattr(found.__spec__, "_initializing", False)
 
 
 @functools.cache
@@ -44,7 +45,5 @@ def framework_named(name: str) -> Framework:
     """Return a framework by the name of its folder, importing it if necessary."""
     if name not in _FRAMEWORKS:
         raise WireError(f"no framework is called {name[:40]!r}")
-    # a framework that the user has not imported: no value of it can be captured meanwhile
-    load = import_late if _is_loaded(name) else importlib.import_module
-    found: Framework = load(f"tensortap.frameworks.{name}.adapter").FRAMEWORK
+    found: Framework = importlib.import_module(f"tensortap.frameworks.{name}.adapter").FRAMEWORK
     return found

@@ -18,7 +18,8 @@ OVER_BUDGET = "over budget"  # the queue was full
 DISCONNECTED = "disconnected"  # nobody listened, or the connection was lost
 ERROR = "error"  # the value could not be captured or sent
 TOO_LARGE = "too large"  # larger than all that the receiver can hold
-REASONS = (OVER_BUDGET, DISCONNECTED, ERROR, TOO_LARGE)
+BUSY = "busy"  # a signal handler or finalizer caught it while its own thread was in tensortap
+REASONS = (OVER_BUDGET, DISCONNECTED, ERROR, TOO_LARGE, BUSY)
 
 _ACTIVITIES = ("select", "queue", "copy", "small values", "connecting", "tracking")
 
@@ -94,10 +95,10 @@ class Ledger:
         self._tracked += count
         self._spent["tracking"] += ns
 
-    def fail(self, *, calls: int) -> None:
+    def fail(self, reason: str = ERROR, *, calls: int) -> None:
         """Count a value that could not be captured; `calls` is 0 if no counter ticked."""
         self._calls += calls
-        self._dropped[ERROR] += 1
+        self._dropped[reason] += 1
 
     # -- what queues and sinks report -----------------------------------------------------
 

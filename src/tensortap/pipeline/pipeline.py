@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import logging
 import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensortap import frameworks, ranks
 from tensortap.buffers import OutOfMemory, Pool
+from tensortap.busy import Busy, is_busy
 from tensortap.frameworks.adapters import adapter_of
 from tensortap.frameworks.protocol import SMALL, Adapter, CompiledRun
 from tensortap.history import OVERHEAD
 from tensortap.limits import format_size
-from tensortap.locks import SafeLock
 from tensortap.pipeline import ticket as tickets
-from tensortap.pipeline.exit import at_exit
 from tensortap.pipeline.fast import FastPath, type_name
-from tensortap.pipeline.ledger import DISCONNECTED, Ledger
+from tensortap.pipeline.ledger import BUSY, DISCONNECTED, Ledger
 from tensortap.pipeline.queue import Queue, admit, write_to
 from tensortap.pipeline.receipt import Receipt, format_seconds
 from tensortap.pipeline.selection import CallCounter, CallCounters, Clock
@@ -34,9 +36,19 @@ log = logging.getLogger("tensortap")
 _now = time.perf_counter_ns
 _VALUE = Kind.VALUE
 _NO_TENSOR = TensorData("", "", (), b"")
-_MUCH = 0.1  # of the time between two captured values of a name
-_COSTLY = 5  # this many of them in a row lead to a warning
 EXIT = 2.0  # seconds that the end of the program may wait for what is queued
+
+
+def at_exit(function: Callable[[], object], *, priority: int) -> None:
+    """Run a function when the process ends; in a child of multiprocessing, higher ones first."""
+    atexit.register(function)
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        # a child of multiprocessing leaves without atexit, and forgets at its start what it had
+        # inherited: call this in the process that is to run the function
+        from multiprocessing.util import Finalize
+
+        Finalize(None, function, exitpriority=priority)
 
 
 class Pipeline:
@@ -65,7 +77,8 @@ class Pipeline:
         self._attached: dict[Queue, bool] = {}  # whether it gets every record
         self._fast_path: FastPath | None = None
         self._fast_queue: Queue | None = None
-        self._lock = SafeLock()
+        self._lock = threading.RLock()  # a signal handler may refresh while it is refreshed
+        self._refreshes = 0
         self._registered = False
         self._errors: set[tuple[str, str]] = set()  # name and class of those that were logged
         self._warned_owner = self._warned_cost = False
@@ -101,16 +114,14 @@ class Pipeline:
 
     def refresh(self) -> None:
         """Work out again which queues accept records; it is done when this returns."""
-        self._stale = True
-        # a signal handler that interrupts this loop gets no lock: the loop runs once more for it
-        while self._stale and self._lock.acquire():
-            try:
+        self._refreshes += 1
+        with self._lock:
+            seen = None
+            while seen != self._refreshes:  # again if a signal handler has come in between
+                seen = self._refreshes
                 self._work_out()
-            finally:
-                self._lock.release()
 
     def _work_out(self) -> None:
-        self._stale = False
         queues = self.queues if self.enabled and not self.closed else ()
         accepting = self._accepting = tuple([queue for queue in queues if queue.accepting])
         self.on = self.enabled and not self.closed and (bool(accepting) or self.expecting)
@@ -171,6 +182,9 @@ class Pipeline:
             return SKIPPED
         if shard is not None and not isinstance(shard, Shard):
             raise TypeError(f"shard must be a tap.Shard, got {shard!r:.80}")
+        if is_busy():
+            self.ledger.fail(BUSY, calls=1)
+            return SKIPPED
         cls = type(value)
         adapter = adapter_of(cls)
         if adapter.local_shard is not None:
@@ -237,8 +251,8 @@ class Pipeline:
         taken = counter.taken
         interval = max(1, taken, start - counter.began)  # threads and signal handlers overtake
         counter.began, counter.taken = start, _now() - start
-        counter.costly = counter.costly + 1 if taken > _MUCH * interval else 0
-        if counter.costly == _COSTLY and not self._warned_cost:
+        counter.costly = counter.costly + 1 if taken > 0.1 * interval else 0
+        if counter.costly == 5 and not self._warned_cost:
             self._warned_cost = True
             log.warning(
                 "tensortap: catching %r (%s) takes %s, %.0f %% of the time between two of "
@@ -255,6 +269,9 @@ class Pipeline:
     def put(self, record: Record, nbytes: int = 0, *, captured: bool = False) -> Ticket:
         """Queue a record that a source has made; `captured` if it counts as a captured value."""
         name, kind, step, rank = record.name, record.kind, record.step, record.rank
+        if is_busy():
+            self.ledger.drop_values(BUSY)
+            return SKIPPED
         queues = admit(self._accepting, nbytes, name, kind, step, rank)
         return write_to(queues, record, nbytes, captured=captured)
 
@@ -282,6 +299,9 @@ class Pipeline:
 
         `calls` is 1 if a call counter has ticked for the value.
         """
+        if isinstance(error, Busy):
+            self.ledger.fail(BUSY, calls=calls)
+            return SKIPPED
         if self.strict:
             raise error
         self.ledger.fail(calls=calls)
@@ -302,6 +322,8 @@ class Pipeline:
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything captured has arrived or was dropped; return False on timeout."""
+        if is_busy():  # the threads of the queues may wait for what this thread holds
+            return False
         deadline = None if timeout is None else time.monotonic() + timeout
         self.settle()
         done = True

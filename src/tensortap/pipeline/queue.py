@@ -11,18 +11,20 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tensortap.busy import is_busy, section
+from tensortap.columns import Column, Columns, merged, split
+from tensortap.dtypes import itemsize
 from tensortap.history import OVERHEAD
-from tensortap.locks import Notifier, SafeLock
-from tensortap.pipeline.blocks import latest_of
 from tensortap.pipeline.fast import FastCapture, FastPath, QueueState, RecordBlock
 from tensortap.pipeline.ledger import DISCONNECTED, ERROR, OVER_BUDGET, Entry, single
 from tensortap.pipeline.sink import Sink, Wake
-from tensortap.pipeline.ticket import SKIPPED, Ticket
+from tensortap.pipeline.ticket import SKIPPED, Notifier, Ticket
 from tensortap.record import Kind, Record
 
 log = logging.getLogger("tensortap")
@@ -30,9 +32,7 @@ log = logging.getLogger("tensortap")
 PAUSE = 0.005  # seconds between two hand-overs while records keep coming
 LONG_PAUSE = 0.025  # the same when many come: each hand-over takes the interpreter from training
 LONGEST_PAUSE = 0.05  # the same when all of them are small, and few for the budget
-MANY = 8
 LARGE = 256 << 10  # bytes of a record, on average, from which on there is no pause
-_WAKE_INTERVAL = 0.05  # seconds; at most so often a flush wakes the thread
 FAILING = 2.0  # seconds that the end waits for a sink that is failing
 POLICIES = ("latest", "newest", "block")
 
@@ -56,7 +56,7 @@ class Queue:
         self.state = QueueState()
         self.ledger.add_queue(self.state)
         self._entries: collections.deque[Entry | RecordBlock] = collections.deque()
-        self._lock = SafeLock()  # around taking entries out; adding them needs no lock
+        self._lock = threading.Lock()  # around taking entries out; adding them needs no lock
         self._progress = Notifier()  # for threads that wait for a flush or for room
         self._handing = False  # entries left the queue, and the sink has not counted them yet
         self._accepted = True  # as of the last call of `on_change`
@@ -89,6 +89,7 @@ class Queue:
         self.reject(name, kind, step, rank)
         return False
 
+    @section  # handlers that wait within each other would fill the stack
     def await_progress(self) -> bool:
         """Wait until the sink has settled a record, if the policy is "block"; else return False."""
         left = self._unsettled()
@@ -117,8 +118,8 @@ class Queue:
         # is atomic, and so is this sum, because no other thread can run inside of it.
         state = self.state
         state.block = None  # small records that follow come after this one
+        state.put += nbytes  # first: an exception of a signal handler may follow a call
         self._entries.append((record, ticket, nbytes))
-        state.put += nbytes
         if state.asleep:
             state.asleep = False
             self._wake.set()
@@ -143,7 +144,7 @@ class Queue:
         def finished() -> bool:
             nonlocal woken_at
             # not at every look: the thread notifies, and the two would wake each other all the time
-            if (now := time.monotonic()) > woken_at + _WAKE_INTERVAL:
+            if (now := time.monotonic()) > woken_at + 0.05:
                 woken_at = now
                 self._wake.set()
             return settled() or not self._thread.is_alive()
@@ -174,26 +175,23 @@ class Queue:
     def drop_all(self) -> None:
         """Drop everything that waits, because nobody is there to take it."""
         self._handing = True  # whoever finds nothing under way finds the drops counted
-        queued = self._take(1 << 62)
+        queued = [] if is_busy() else self._take(1 << 62)
         self.ledger.drop([*self.sink.give_up(), *queued], DISCONNECTED)
         self._handing = False
         self._progress.notify()
 
     # -- over budget ----------------------------------------------------------------------
 
+    @section  # also while it waits: see above
     def _make_room(self, nbytes: int, key: tuple[str, Kind, int]) -> bool:
         if self.overflow == "newest":
             return False
-        if not self._lock.acquire():  # in a signal handler or finalizer that interrupted us
-            return False
-        try:
-            if self.overflow == "latest":
+        if self.overflow == "latest":
+            with self._lock:
                 self._keep_latest()
                 if not self._fits(nbytes):
                     self._remove(key, nbytes)
-        finally:
-            self._lock.release()
-        if self.overflow == "block" and threading.current_thread() is not self._thread:
+        elif threading.current_thread() is not self._thread:
             self._wake.set()
             self._progress.wait_for(lambda: self._fits(nbytes) or not self.accepting)
         return self._fits(nbytes)
@@ -297,18 +295,19 @@ class Queue:
         nbytes = sum([entry[2] if isinstance(entry, tuple) else entry.weight for entry in entries])
         if nbytes > LARGE * count:  # little Python, and training needs their memory again
             return 0.0
-        if count < MANY:
+        if count < 8:
             return PAUSE
         if any(isinstance(entry, tuple) for entry in entries):
             return LONG_PAUSE
         return LONGEST_PAUSE if nbytes < self.budget // 16 else LONG_PAUSE
 
+    @section
     def _take(self, room: int) -> list[Any]:
         """Return as many entries as there is room for, at least one if there is any room."""
         queue = self._entries
-        if not queue or room <= 0 or not self._lock.acquire():
+        if not queue or room <= 0:
             return []
-        try:
+        with self._lock:
             self._handing = True
             if self.state.put - self.state.got <= room:
                 taken = [queue.popleft() for _ in range(len(queue))]
@@ -321,8 +320,6 @@ class Queue:
             nbytes = sum([self._weight(entry) for entry in taken])
             self.state.got += nbytes
             return taken
-        finally:
-            self._lock.release()
 
     def _hand_over(self, entries: list[Any]) -> None:
         try:
@@ -362,3 +359,42 @@ def write_to(
     for queue in queues:
         queue.write(record, ticket, nbytes)
     return ticket
+
+
+# -- blocks of small records ----------------------------------------------------------------
+
+
+def columns_of(block: RecordBlock) -> tuple[Column, ...]:
+    """Return what the records of each column have in common."""
+    return tuple(
+        [
+            Column(name, Kind.VALUE, *rank, type_name, framework, dtype, shape)
+            for name, type_name, framework, dtype, shape, rank in block.columns
+        ]
+    )
+
+
+def _split(block: RecordBlock) -> list[Columns]:
+    body = bytearray(block.nbytes)
+    block.move(body)
+    columns = columns_of(block)
+    sizes = [
+        8 if each.is_number else itemsize(each.dtype) * math.prod(each.shape) for each in columns
+    ]
+    return split(columns, sizes, len(block), body)
+
+
+def entries_of(block: RecordBlock) -> list[Entry]:
+    """Return the entries of a block with their records."""
+    records = merged(_split(block))
+    return [(record, *entry[1:]) for record, entry in zip(records, block.entries(), strict=True)]
+
+
+def latest_of(block: RecordBlock) -> tuple[list[Entry], list[Entry]]:
+    """Return the entries of the latest record of each column, and all others, without records."""
+    latest = {
+        int(each.positions[-1]): each.records(len(each) - 1, len(each))[0] for each in _split(block)
+    }
+    entries = block.entries()
+    kept = [(latest[i], *entries[i][1:]) for i in sorted(latest)]
+    return kept, [entry for i, entry in enumerate(entries) if i not in latest]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
-
-import msgspec
 
 from tensortap.limits import format_size
 
@@ -18,7 +15,7 @@ class Receipt:
     tracked: int  # tensors whose statistics were computed
     skipped: int  # calls that the selection left out
     dropped: int  # values that did not arrive, for any of the `reasons`
-    reasons: dict[str, int]  # over budget, disconnected, error, too large
+    reasons: dict[str, int]  # over budget, disconnected, error, too large, busy
     bytes: int
     steps: int
     seconds: float  # in the training thread
@@ -83,20 +80,6 @@ class Receipt:
             lines.append(f"  memory for values on their way: {format_size(self.memory)}")
         lines.extend(f"  live session {where}: {state}" for where, state in self.sessions.items())
         return "\n".join(lines)
-
-
-def read_receipt(data: dict[str, Any]) -> Receipt:
-    """Return a receipt that was written as JSON, also by an earlier version."""
-    if "reasons" not in data:
-        reasons = {
-            "over budget": data.pop("dropped", 0),
-            "disconnected": data.pop("unheard", 0) + data.pop("failed", 0),
-            "error": data.pop("errors", 0),
-            "too large": 0,
-        }
-        data |= {"reasons": reasons, "dropped": sum(reasons.values())}
-        data["activities"] = data.pop("where", {})
-    return msgspec.convert(data, Receipt)
 
 
 def format_seconds(seconds: float) -> str:

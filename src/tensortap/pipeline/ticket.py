@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
-from tensortap.locks import Notifier
+_POLL = 0.05  # seconds after which a thread that waits looks again
+
+
+class Notifier:
+    """Lets threads wait for a condition that others change; `waiting` is how many do."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self._changed = threading.Condition()
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait until `condition` holds; return False if time ran out."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self.waiting += 1
+        try:
+            with self._changed:
+                while not condition():
+                    left = _POLL if deadline is None else deadline - time.monotonic()
+                    if left <= 0:
+                        return False
+                    self._changed.wait(min(left, _POLL))
+            return True
+        finally:
+            self.waiting -= 1
+
+    def notify(self) -> None:
+        """Let the threads that wait look again."""
+        # not for long: a finalizer may run where the condition is looked at, and wait for a lock
+        # that this thread holds
+        if self.waiting and self._changed.acquire(timeout=_POLL):
+            try:
+                self._changed.notify_all()
+            finally:
+                self._changed.release()
 
 
 class Ticket(msgspec.Struct, gc=False, eq=False):

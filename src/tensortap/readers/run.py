@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tensortap.files import CorruptFile, contained
-from tensortap.pipeline.receipt import Receipt, read_receipt
+from tensortap.pipeline.receipt import Receipt
 from tensortap.readers.mirror import Mirror, is_url
 from tensortap.record import Kind, Record, Value
 from tensortap.runs import layout
@@ -295,7 +295,11 @@ class RunReader:
         """Return the receipt of each rank that has ended the run."""
         files = {rank: layout.receipt_file(Path(), rank) for rank in self.ranks}
         found = {rank: layout.read_json(self.path, file) for rank, file in files.items()}
-        return {rank: read_receipt(data) for rank, data in found.items() if isinstance(data, dict)}
+        return {
+            rank: msgspec.convert(data, Receipt)
+            for rank, data in found.items()
+            if isinstance(data, dict)
+        }
 
 
 class _NameIndex:

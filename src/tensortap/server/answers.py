@@ -30,11 +30,7 @@ Computed = TypeVar("Computed")
 RecordKey = tuple[str, str, int, int, int]
 
 RECENT = 12
-_LARGEST_ANSWER = 1 << 16  # records
-TREND_LENGTH = 16
-TIME_BUDGET = 0.05  # seconds that one overview may spend on trends
 _LARGEST_TENSOR = 1 << 22  # bytes; larger ones without statistics are not read for a trend
-_STOPPED_AFTER = 4.0  # times the usual interval without a capture
 
 
 def record_key(record: Record) -> RecordKey:
@@ -64,8 +60,8 @@ def overview(server: Server) -> questions.Overview:
     """Return clients, names with their latest record, recent records, and all counts."""
     history = server.history
     evicted = dict(history.evicted)
-    tails = history.tails(TREND_LENGTH)
-    deadline = time.monotonic() + TIME_BUDGET
+    tails = history.tails(16)
+    deadline = time.monotonic() + 0.05  # trends of many large tensors take longer
     trends = [trend(tail, deadline) if len(tail) > 1 else () for _, tail in tails]
     names = [
         _name_row(tail, held, evicted, numbers)
@@ -154,7 +150,7 @@ def captures_per_second(records: Sequence[Record], now_ns: int | None = None) ->
         return 0.0
     now = time.time_ns() if now_ns is None else now_ns
     interval = max((records[-1].time_ns - records[0].time_ns) / (len(records) - 1), 1.0)
-    if now - records[-1].time_ns > max(_STOPPED_AFTER * interval, 2e9):
+    if now - records[-1].time_ns > max(4 * interval, 2e9):
         return 0.0
     return 1e9 / interval
 
@@ -225,7 +221,7 @@ def _heads(server: Server, arguments: dict[str, Any]) -> bytes:
 
 
 def _since(server: Server, arguments: dict[str, Any]) -> bytes:
-    limit = min(max(_int(arguments.get("limit")), 1), _LARGEST_ANSWER)
+    limit = min(max(_int(arguments.get("limit")), 1), 1 << 16)
     cursor, records = server.history.since(_int(arguments.get("cursor")), limit)
     return _encode(questions.RecordList(records=tuple(map(_plottable, records)), cursor=cursor))
 

@@ -17,11 +17,6 @@ from tensortap.wire import messages as wire
 
 log = logging.getLogger("tensortap")
 
-_MOST_SEGMENTS = 4  # a client has one arena, and a new one after it was disconnected
-_LARGE = 16 << 20  # bytes of a batch for which the free memory is checked
-_PAYLOAD_OVERHEAD = 1024  # bytes of the objects around a payload, at most
-_LEAST_NBYTES = 1 << 20  # small payloads of a batch may take this much, whatever the bound
-
 
 class Assembly:
     """Puts a batch together; it is complete when `missing` is 0.
@@ -54,11 +49,13 @@ class Assembly:
         empty: Callable[[int], NDArray[np.uint8]],
     ) -> None:
         """Copy the payloads in shared memory, and allocate memory for those that follow."""
-        overhead = _PAYLOAD_OVERHEAD * len(self.batch.externals)
-        if self.nbytes > bound or overhead > max(bound, _LEAST_NBYTES):
+        # the objects around a payload take at most 1 KiB; 1 MiB of them is fine for any bound
+        overhead = 1024 * len(self.batch.externals)
+        if self.nbytes > bound or overhead > max(bound, 1 << 20):
             self._reject("too large")
             return
-        if self.nbytes > _LARGE and not has_room(self.nbytes):
+        # reading how much is free takes longer than to store a small batch
+        if self.nbytes > 16 << 20 and not has_room(self.nbytes):
             self._reject("out of memory")
             return
         if self.missing:
@@ -221,7 +218,8 @@ class Connection:
             log.debug("tensortap: cannot map a segment of %s: %s", self.client.info, error)
         else:
             self._segments[offer.number] = segment
-            while len(self._segments) > _MOST_SEGMENTS:
+            # a client has one arena, and a new one after it was disconnected
+            while len(self._segments) > 4:
                 del self._segments[next(iter(self._segments))]
 
     def _shared_bytes(self, external: wire.External) -> memoryview | None:

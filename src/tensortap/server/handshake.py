@@ -29,13 +29,8 @@ Result = TypeVar("Result")
 
 HANDSHAKE_TIMEOUT = 15.0
 _LONGEST_ROUND = 0.5  # seconds; a server that takes longer was stopped or starved
-_EVENTS_AT_ONCE = 1000
 _MOST_PENDING = 2048  # connections, as of a large job that starts; of more, the oldest is closed
 _LARGEST_HANDSHAKE = 16 << 10  # bytes; CURVE and the hello take one or two
-_REFUSAL_TIMEOUT = 3.0  # seconds for the refusal to arrive before the connection is closed
-_WRONG_KEY = zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
-_ZAP_DOMAIN = b"tensortap"
-_ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _EVENTS = (
     zmq.EVENT_ACCEPTED
     | zmq.EVENT_ACCEPT_FAILED
@@ -62,7 +57,7 @@ def bind_router(
     router.set(zmq.HEARTBEAT_IVL, 3000)
     router.set(zmq.HEARTBEAT_TIMEOUT, 15000)
     router.curve_server = True
-    router.zap_domain = _ZAP_DOMAIN
+    router.zap_domain = b"tensortap"
     router.curve_publickey, router.curve_secretkey = keys.curve_pair(key, "server")
     monitor = router.get_monitor_socket(_EVENTS)
     try:
@@ -77,7 +72,7 @@ def bind_zap(context: zmq.Context[Any]) -> zmq.Socket[bytes]:
     """Return the socket on which ZeroMQ asks which CURVE keys to accept."""
     zap: zmq.Socket[bytes] = context.socket(zmq.REP)
     zap.linger = 0
-    zap.bind(_ZAP_ENDPOINT)
+    zap.bind("inproc://zeromq.zap.01")
     return zap
 
 
@@ -139,7 +134,7 @@ class PendingSockets:
     def read(self, monitor: zmq.Socket[bytes]) -> Iterator[int]:
         """Note new and failed connections; yield the descriptors of closed ones."""
         full = False
-        for _ in range(_EVENTS_AT_ONCE):
+        for _ in range(1000):
             if not monitor.poll(0):
                 break
             message = recv_monitor_message(monitor)
@@ -152,7 +147,10 @@ class PendingSockets:
                 yield fd
             elif event == zmq.EVENT_ACCEPT_FAILED:
                 full = True  # reported again and again, faster than it is read: make room once
-            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH or fd == _WRONG_KEY:
+            elif (
+                event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+                or fd == zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
+            ):
                 self._rejected["wrong key"] += 1
             else:
                 self._rejected["failed handshake"] += 1
@@ -174,7 +172,8 @@ class PendingSockets:
         before = self._sockets.get(fd)
         if before is not None and before.rejected:
             return False
-        self._sockets[fd] = PendingSocket(self._now() + _REFUSAL_TIMEOUT, rejected=True)
+        # 3 s for the refusal to arrive
+        self._sockets[fd] = PendingSocket(self._now() + 3, rejected=True)
         return True
 
     def close_expired(self) -> None:

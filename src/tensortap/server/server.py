@@ -37,9 +37,6 @@ from tensortap.wire.channel import version_mismatch
 
 log = logging.getLogger("tensortap")
 
-_MOST_CREDIT = 256 << 20
-_LEAST_CREDIT = 4 << 20
-_RECEIVE_TIME = 0.01  # seconds; then new clients, acknowledgements and answers get their turn
 _DRAIN_ROUNDS = 500  # of receiving without a message, after which a client that left sent no more
 
 Answer = Callable[["Server", str, dict[str, Any]], bytes]
@@ -135,7 +132,7 @@ class Server:
 
     def _receive(self) -> bool:
         """Process received messages; return whether none are left."""
-        end = time.monotonic() + _RECEIVE_TIME
+        end = time.monotonic() + 0.01  # then clients, acknowledgements and answers get their turn
         while time.monotonic() < end:
             try:
                 frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -257,7 +254,7 @@ class Server:
         client.info, client.connection = hello.client, connection
         granted = sum([other.credit for other in self._connections.values()])
         spare = max(0, self.history.bound // 2 - granted)
-        connection.credit = max(_LEAST_CREDIT, min(_MOST_CREDIT, spare // 4))
+        connection.credit = max(4 << 20, min(256 << 20, spare // 4))
         self._connections[route] = connection
         if fd >= 0:
             self._by_fd[fd] = connection

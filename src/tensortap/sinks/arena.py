@@ -13,7 +13,6 @@ from tensortap.buffers import Lease, Pool, Segment
 from tensortap.pipeline.fast import RecordBlock
 from tensortap.wire import messages as wire
 
-_NONCE_SEGMENT = 4096
 _LEAST_BODY = 4096  # bytes; blocks have whole pages
 
 
@@ -32,7 +31,7 @@ class Lender:
         """Return a segment with a nonce that only a server on this host can read."""
         if self._wanted and self._nonce_segment is None:
             with contextlib.suppress(OSError):
-                segment = Segment(0, _NONCE_SEGMENT, shared=True)
+                segment = Segment(0, 4096, shared=True)
                 segment.memory[: len(self._nonce)] = self._nonce
                 self._nonce_segment = segment
         if self._nonce_segment is None:

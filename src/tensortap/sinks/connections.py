@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Sequence
 
-from tensortap.locks import prepare
+from tensortap.busy import is_busy, section
 from tensortap.pipeline.pipeline import Pipeline, pipeline
 from tensortap.pipeline.queue import Queue
 from tensortap.settings import buffer_size, flag, overflow_policy
@@ -32,31 +33,34 @@ class Connections:
     def _reset(self) -> None:
         self._default: Queue | None = None
         self._queues: dict[Address, Queue] = {}
+        self._lock = threading.Lock()  # several threads may catch the first value
         self._pipeline.expecting = True  # until the default session was looked for
         self._pipeline.refresh()
 
     def connect(self) -> bool:
         """Connect to the default session at the first call; return whether anybody listens."""
         pipeline = self._pipeline
-        if pipeline.expecting and pipeline.enabled and not pipeline.closed:
-            prepare(self._connect)
+        if pipeline.expecting and pipeline.enabled and not pipeline.closed and not is_busy():
+            self._connect()
         return pipeline.on
 
+    @section
     def _connect(self) -> None:
         pipeline = self._pipeline
-        if not pipeline.expecting:
-            return
-        try:
-            self._default = self._queue(parse_address())
-        except ValueError as error:
-            if not pipeline.queues or pipeline.strict:
-                raise
-            # a mistake in the environment must not cost the run a value
-            log.warning("tensortap: TENSORTAP_SERVER: %s; not connecting", error)
-        else:
-            pipeline.attach(self._default)
-        pipeline.expecting = False
-        pipeline.refresh()
+        with self._lock:
+            if not pipeline.expecting:
+                return
+            try:
+                self._default = self._queue(parse_address())
+            except ValueError as error:
+                if not pipeline.queues or pipeline.strict:
+                    raise
+                # a mistake in the environment must not cost the run a value
+                log.warning("tensortap: TENSORTAP_SERVER: %s; not connecting", error)
+            else:
+                pipeline.attach(self._default)
+            pipeline.expecting = False
+            pipeline.refresh()
 
     @property
     def session(self) -> Address | None:
@@ -71,12 +75,17 @@ class Connections:
         if not self._pipeline.enabled or self._pipeline.closed:
             return ()
         address = parse_address(server)
-        addressed = self._queues.get(address) or prepare(lambda: self._queue(address))
+        addressed = self._queues.get(address) or self._connect_to(address)
         queues = [queue for queue in self._pipeline.queues if queue is not self._default]
         return [queue for queue in (*queues, addressed) if queue.accepting]
 
+    @section
+    def _connect_to(self, address: Address) -> Queue:
+        with self._lock:
+            return self._queue(address)
+
     def _queue(self, address: Address) -> Queue:
-        """Return the queue to a session; call it in `prepare`."""
+        """Return the queue to a session; call it with the lock."""
         found = self._queues.get(address)
         if found is not None:
             return found

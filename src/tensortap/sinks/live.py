@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,9 +18,9 @@ from tensortap.buffers import Lease, Pool, view_of
 from tensortap.columns import Column
 from tensortap.frameworks.protocol import SMALL
 from tensortap.limits import format_size
-from tensortap.pipeline.blocks import columns_of, entries_of
 from tensortap.pipeline.fast import RecordBlock
 from tensortap.pipeline.ledger import ERROR, TOO_LARGE, Entry, Ledger, single
+from tensortap.pipeline.queue import columns_of, entries_of
 from tensortap.pipeline.sink import Sink, Wake
 from tensortap.pipeline.ticket import settle
 from tensortap.sinks.arena import Lender
@@ -31,12 +30,7 @@ from tensortap.wire.channel import NO_KEY, Channel, ConnectionState
 
 log = logging.getLogger("tensortap")
 
-_LARGEST_BODY = 256 << 10  # bytes of small records in one batch
-_LARGEST_BATCH = 4 << 20  # bytes of all records in one batch, if there are several
 _MOST_BLOCKS = 32 << 10  # of a batch; the header names each, in at most 28 bytes
-_LONGEST_NAMES = 128 << 10  # characters of all names in the header of a batch
-_PATIENCE = 30.0  # seconds that unsent records wait for a server that went away
-_ROOM_TIMEOUT = 0.5  # seconds to wait for a server to return blocks of the arena
 
 
 class Flight(NamedTuple):
@@ -77,11 +71,11 @@ class LiveSink(Sink):
         self._credit = 0
         self._largest = 0
         self._number = 0
+        # without a lock, although another thread may give them up: whoever pops one settles it
         self._flights: dict[int, Flight] = {}
         self._in_arena: set[int] = set()  # flights whose bytes are in shared memory
         self._too_large: set[str] = set()  # names for which a warning was logged
         self._lost_at: float | None = None
-        self._lock = threading.Lock()  # another thread may give up the flights
         self._report_state()
 
     # -- what the queue calls -------------------------------------------------------------
@@ -115,8 +109,8 @@ class LiveSink(Sink):
                 self._drop_too_large(entry)
                 continue
             # a batch must not be larger than what the session can hold
-            most = min(_LARGEST_BATCH, self._largest)
-            if batch and (body > _LARGEST_BODY or nbytes + entry[2] > most):
+            most = min(4 << 20, self._largest)
+            if batch and (body > 256 << 10 or nbytes + entry[2] > most):
                 self._send(batch)
                 batch, nbytes, body = [], 0, 0
             batch.append(entry)
@@ -137,15 +131,17 @@ class LiveSink(Sink):
             self._change_state(channel)
         self._report_state()
         self.arena.tidy()
-        now = time.monotonic()
-        if self._lost_at is not None and now - self._lost_at > _PATIENCE:
+        # unsent records wait 30 s for a server that went away
+        if self._lost_at is not None and time.monotonic() - self._lost_at > 30:
             self._lost_at = None
 
     def give_up(self) -> list[Entry]:
-        with self._lock:
-            lost = single([entry for f in self._flights.values() for entry in f.entries])
-            self._flights.clear()
-            self.pending = 0
+        lost: list[Entry] = []
+        for number in list(self._flights):
+            flight = self._flights.pop(number, None)
+            if flight is not None:
+                lost += single(flight.entries)
+                self.pending -= flight.nbytes
         if lost:
             self.arena.abandon()
         return lost
@@ -196,9 +192,7 @@ class LiveSink(Sink):
             self._largest = welcome.largest
             self._lost_at = None
             self.accepting = True
-            with self._lock:
-                flights = list(self._flights.items())
-            for number, flight in flights:
+            for number, flight in list(self._flights.items()):
                 self._transmit(channel, number, flight)
             self._report_dropped(channel)
             return
@@ -220,7 +214,7 @@ class LiveSink(Sink):
         """Wait until the server returns blocks of the arena; return False if it does not."""
         channel = self._channel
         waiting = len(self._in_arena)
-        deadline = time.monotonic() + _ROOM_TIMEOUT
+        deadline = time.monotonic() + 0.5
         while waiting and len(self._in_arena) == waiting:
             left = deadline - time.monotonic()
             if channel is None or channel.state is not ConnectionState.OPEN or left <= 0:
@@ -230,11 +224,10 @@ class LiveSink(Sink):
 
     def _acknowledge(self, ack: wire.Ack) -> None:
         self._credit += ack.credit
-        with self._lock:
-            settled = [(n, flight) for n, flight in self._flights.items() if n <= ack.number]
-            for number, _ in settled:
-                del self._flights[number]
-        for number, flight in settled:
+        for number in [number for number in list(self._flights) if number <= ack.number]:
+            flight = self._flights.pop(number, None)
+            if flight is None:
+                continue
             if number not in ack.rejected:
                 settle(flight.entries, True)
             elif flight.nbytes > self._largest:
@@ -246,8 +239,7 @@ class LiveSink(Sink):
                 self.ledger.drop(flight.entries, ERROR)
             self._in_arena.discard(number)
             # only now: a flush that finds nothing pending must find the drops counted
-            with self._lock:
-                self.pending = max(0, self.pending - flight.nbytes)
+            self.pending -= flight.nbytes
 
     # -- batches --------------------------------------------------------------------------
 
@@ -288,7 +280,7 @@ class LiveSink(Sink):
             return
         names = sum([len(column[0]) for column in block.columns])
         # the session can hold some of the records; a body has room for names that a header has not
-        if block.weight > self._largest or names > _LONGEST_NAMES:
+        if block.weight > self._largest or names > 128 << 10:
             self.send(entries_of(block))
             return
         body = self.arena.place_block(block)
@@ -296,9 +288,8 @@ class LiveSink(Sink):
 
     def _launch(self, flight: Flight) -> None:
         self._number += 1
-        with self._lock:
-            self._flights[self._number] = flight
-            self.pending += flight.nbytes
+        self.pending += flight.nbytes
+        self._flights[self._number] = flight
         assert self._channel is not None
         if self._channel.state is ConnectionState.OPEN:  # else when it is open again
             self._transmit(self._channel, self._number, flight)

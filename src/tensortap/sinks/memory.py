@@ -11,23 +11,19 @@ from tensortap.pipeline.ticket import settle
 from tensortap.record import Record
 from tensortap.stats.columns import RecordColumns
 
-BOUND = 128 << 20
-"""Bytes of records that are kept without a run."""
-
-_STATISTICS = 1200  # bytes of a summary and its exponent bins: an estimate
-
 
 def _nbytes(record: Record | RecordColumns) -> int:
     if isinstance(record, RecordColumns):
         bins = len(record.stats.bins) if record.stats is not None else 0
         return OVERHEAD * len(record.heads) + bins
-    return record_nbytes(record) + (_STATISTICS if record.stats is not None else 0)
+    # a summary and its exponent bins take about 1200 bytes
+    return record_nbytes(record) + (1200 if record.stats is not None else 0)
 
 
 class MemorySink(Sink):
     """Keeps the latest records, up to `bound` bytes; `evicted` is how many left to make room."""
 
-    def __init__(self, bound: int = BOUND, ledger: Ledger | None = None) -> None:
+    def __init__(self, bound: int = 128 << 20, ledger: Ledger | None = None) -> None:
         self.ledger = ledger or Ledger()
         self.bound = bound
         self.evicted = 0

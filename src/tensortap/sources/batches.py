@@ -21,7 +21,6 @@ from tensortap.stats.columns import (
     summarize_tensors,
 )
 
-_TUPLES = 64  # sets of tensors that are observed together
 _now = time.perf_counter_ns
 
 ObservedTensor = tuple[Observed, Any]
@@ -95,7 +94,7 @@ class ColumnMaker:
         known = self._tuples.get(id(heads[0]))
         if known == heads:
             return known
-        if len(self._tuples) > _TUPLES:
+        if len(self._tuples) > 64:
             self._tuples.clear()
         self._tuples[id(heads[0])] = heads
         return heads

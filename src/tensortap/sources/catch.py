@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 from tensortap.arguments import check_count, check_seconds, check_text, check_whole
+from tensortap.busy import section
 from tensortap.frameworks.protocol import CompiledRun, Framework
 from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.frameworks.torch.hidden import constant_when_compiled, replace_when_compiled
-from tensortap.locks import prepare
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.pipeline.receipt import Receipt
 from tensortap.pipeline.selection import CallCounter
@@ -83,11 +82,10 @@ def catch(
         return _fault(name, error, every)
 
 
-def _name_at(frame: FrameType) -> str:
-    """Name a call after its source, which can take longer than until the next signal."""
-    return prepare(functools.partial(_sites.lookup, frame))
+_name_at = section(_sites.lookup)  # `executing` has a lock
 
 
+@section  # importing takes locks
 def _first_call(name: str, every: Any, first: Any) -> CallCounter:
     """Create the counter of a new name, and learn the classes of traced values."""
     check_text("name", name)

@@ -13,9 +13,7 @@ from typing import Any
 from tensortap import ranks
 from tensortap.arguments import checked
 from tensortap.errors import NotFound, TensortapError
-from tensortap.locks import import_late
-from tensortap.pipeline.exit import at_exit
-from tensortap.pipeline.pipeline import pipeline
+from tensortap.pipeline.pipeline import at_exit, pipeline
 from tensortap.pipeline.queue import Queue
 from tensortap.pipeline.receipt import Receipt
 from tensortap.runs.folders import end_run, job_name, shared_run
@@ -43,7 +41,8 @@ class OpenRun:
         self._before = pipeline.receipt()
         self.keeper: Any = None
         if rank == 0:
-            Keeper = import_late("tensortap.provenance.collect").Keeper  # noqa: N806 - a class
+            from tensortap.provenance.collect import Keeper
+
             try:
                 self.keeper = Keeper(path)
                 self.keeper.update()

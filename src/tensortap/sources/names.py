@@ -14,29 +14,17 @@ import builtins
 import inspect
 import operator
 import os
-import threading
 import time
 from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import cast
 
-MAX_LENGTH = 80
 _LOADED = time.time()
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>"})  # frames on Python 3.11
 _compared = operator.attrgetter(
     "co_name", "co_qualname", "co_firstlineno", "co_code", "co_names", "co_varnames",
     "co_freevars", "co_cellvars", "co_linetable",
 )  # fmt: skip
-_lock = threading.RLock()  # re-entrant: a signal handler may catch something, too
-
-
-def _renew_lock() -> None:
-    """Replace the lock in a forked child, where the thread that held it does not exist."""
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
 
 
 class CallSites:
@@ -71,11 +59,9 @@ class CallSites:
         site = (id(code), frame.f_lasti)
         name = self.known.get(site)
         if name is None:
-            with _lock:
-                name = self.known.get(site)  # another thread may have been faster
-                if name is None:
-                    self._codes[id(code)] = code
-                    name = self.known[site] = self._unique_name(frame)
+            # no lock: two threads find the same name
+            self._codes[id(code)] = code
+            name = self.known[site] = self._unique_name(frame)
         return name
 
     def _unique_name(self, frame: FrameType) -> str:
@@ -96,7 +82,7 @@ class CallSites:
 
 
 def _shortened(text: str, suffix: str = "") -> str:
-    length = MAX_LENGTH - len(suffix)
+    length = 80 - len(suffix)
     return (text if len(text) <= length else text[: length - 1] + "…") + suffix
 
 

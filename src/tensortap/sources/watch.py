@@ -19,8 +19,7 @@ from tensortap.arguments import (
 from tensortap.errors import NotFound
 from tensortap.frameworks.observing import Probe
 from tensortap.frameworks.registry import loaded_frameworks
-from tensortap.pipeline.exit import at_exit
-from tensortap.pipeline.pipeline import pipeline
+from tensortap.pipeline.pipeline import at_exit, pipeline
 from tensortap.record import Record
 from tensortap.settings import buffer_size
 from tensortap.sources.launch import Task, check_start_method, pickled

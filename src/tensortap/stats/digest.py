@@ -7,7 +7,6 @@ import struct
 from typing import Any
 
 from tensortap.buffers import view_of
-from tensortap.locks import import_late
 from tensortap.record import Blob, Fields, Items, Mapping, Number, Opaque, TensorData, Value
 
 _LENGTH = struct.Struct("<q").pack
@@ -28,7 +27,9 @@ def digest(value: Value) -> bytes:
     ... )
     True
     """
-    hasher = import_late("xxhash").xxh3_128()
+    import xxhash  # late: `import tensortap` is fast
+
+    hasher = xxhash.xxh3_128()
     _feed(hasher, value)
     return bytes(hasher.digest())
 

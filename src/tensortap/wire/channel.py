@@ -21,6 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from tensortap._version import __version__
 from tensortap.errors import Refused, WireError
+from tensortap.files import plain
 from tensortap.wire import keys
 from tensortap.wire import messages as wire
 from tensortap.wire.address import Address
@@ -216,17 +217,12 @@ def _refused(header: wire.Refusal) -> Refused:
     # the server's own message would call the server "this side"
     if header.protocol != wire.PROTOCOL:
         return Refused(version_mismatch(header.protocol, header.version))
-    return Refused(_printable(header.reason))
-
-
-def _printable(text: str) -> str:
-    """Return text of another process without control characters, truncated."""
-    return "".join(c if c.isprintable() else "�" for c in text[:300])
+    return Refused(plain(header.reason, 300))
 
 
 def version_mismatch(protocol: int, version: str) -> str:
     """Return the message for another version of the protocol on the other side."""
-    version = _printable(version[:40])
+    version = plain(version, 40)
     theirs, ours = f"{version} (protocol {protocol})", f"{__version__} (protocol {wire.PROTOCOL})"
     which = "this" if protocol > wire.PROTOCOL else "the other"
     return f"the other side runs tensortap {theirs}, this one {ours}: upgrade {which} side"
