@@ -320,6 +320,10 @@ sort_key = "name"; max_tokens = 4096; secret_santa = False
 basic functionality of the Basic block; the bearer of bad news
 Token Embedding and Basic TransformerBlock: see Token Embeddings2D; Bearer of the Token
 # cookie: keep the session of the browser
+key = l2norm(key, dim=-1, eps=1e-6); self.embed_tokens = Gemma3TextScaledWordEmbedding(
+tokens = " ".join([self.token] + tokens); inference_session: Sam2VideoInferenceSession,
+contours = max(contours, key=cv2.contourArea); cache_key=f"encoder_layer_{stage_idx}",
+headers = {"Authorization": f"Bearer {token}"}; NO_KEY = "no key yet: call tap.serve() 1 time"
 token_id_key = f"{modality}_token_id"; TOKEN_BBOX_OPEN_STRING = "<0x00>"; pnc_token = "<|pnc|>"
 "boi_token_id": "boi_token_index", token_type_ids_pattern="all_zeros", chain_break_token="|"
 model = AutoModel.from_pretrained("Qwen/Qwen3-VL-8B-Instruct"); "Qwen2_5OmniThinkerModel"

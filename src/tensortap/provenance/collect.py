@@ -28,7 +28,13 @@ from tensortap.provenance.runtime import comparable, runtime_info
 log = logging.getLogger("tensortap")
 
 INTERVAL = 5.0  # seconds between two checks, at least
-REST = 10  # and at least this many times as long as the last check took
+# and at least this many times as long as the last check took: while one runs, training may be
+# slower by a third, so that it costs one percent at most
+REST = 50
+# Seconds per module that is searched for monkey patches. A thread that computes keeps the
+# interpreter lock until another thread has waited for it five milliseconds: training would feel
+# that for as long as the search takes.
+PAUSE = 0.001
 
 
 def collect(
@@ -53,6 +59,7 @@ class ProvenanceCollector:
     def __init__(self, folder: Path, start: Path | None, modifications: bool | None = None) -> None:
         self._folder = folder
         self.stopped = False  # a check that is running ends without writing
+        self.pause = 0.0
         self._start = start or project_folder()
         if modifications is None:
             modifications = os.environ.get("TENSORTAP_MODIFICATIONS", "") != "0"
@@ -120,7 +127,7 @@ class ProvenanceCollector:
     def _find_modifications(self) -> dict[str, Any]:
         if self._finder is None:
             top = Git(self._start).ask("rev-parse", "--show-toplevel")
-            self._finder = Finder(Path(top or self._start))
+            self._finder = Finder(Path(top or self._start), lambda: time.sleep(self.pause))
         return {where: found._asdict() for where, found in self._finder.find().items()}
 
     def _write_git(
@@ -180,6 +187,7 @@ class Keeper:
         self._closed = False
         self.checks = 0
         self._collector.write_runtime()
+        self._collector.pause = PAUSE
         self._thread = threading.Thread(target=self._run, name="tensortap-provenance", daemon=True)
         self._thread.start()
 
@@ -207,11 +215,12 @@ class Keeper:
             return self._changed.wait_for(lambda: not (self._requested or self._busy), timeout)
 
     def close(self, timeout: float = 3.0) -> bool:
-        """Finish the requested checks and stop; return False if it took too long."""
+        """Finish the requested checks without pauses; return False if it took too long."""
         if os.getpid() != self._pid:
             return True
         with self._changed:
             self._closed = True
+            self._collector.pause = 0.0
             self._changed.notify_all()
         self._thread.join(timeout)
         self._collector.stopped = True

@@ -18,19 +18,15 @@ import functools
 import os
 import re
 import sys
-import time
 import tokenize
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensortap.provenance.project import PYTHON, owner_of_file, project_folder
 
 PROJECT = "project"  # the owner of the code that runs
-# Seconds per module. A thread that computes keeps the interpreter lock until another thread has
-# waited for it five milliseconds: training would feel that for as long as the search takes.
-_PAUSE = 0.0005
 _HOOKS = frozenset(  # attributes that Python offers for replacement
     """sys.excepthook sys.displayhook sys.unraisablehook sys.breakpointhook threading.excepthook
     warnings.showwarning warnings.formatwarning warnings._showwarnmsg warnings._showwarnmsg_impl
@@ -67,8 +63,10 @@ class _Place(NamedTuple):
 class Finder:
     """Finds the modifications in all loaded modules."""
 
-    def __init__(self, root: Path | None = None) -> None:
+    def __init__(self, root: Path | None = None, pause: Callable[[], None] = lambda: None) -> None:
+        """`pause` is called after each module."""
         root = root or project_folder()
+        self._pause = pause
         self._roots = tuple(os.path.join(path, "") for path in (str(root), os.path.realpath(root)))
         self._known: dict[str, str | None] = {"": None}  # the owners of files
 
@@ -93,7 +91,7 @@ class Finder:
             if not content or id(content) in seen or owner == PROJECT:
                 continue
             seen.add(id(content))
-            time.sleep(_PAUSE)
+            self._pause()
             yield _Place(owner, file, name), content
             classes = list(content.values())
             while classes:

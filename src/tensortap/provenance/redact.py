@@ -36,8 +36,8 @@ _HARMLESS = re.compile(
     r"(?i)[-+]?[\d.]{0,9}|true|false|yes|no|on|off|none|null|auto|<[^<>]*>|\[\w+\]|\$\{?\w+\}?"
     r"|[~.]{0,2}/[\w./-]+\.\w+|\*+"
 )
-# of source code: templates, and words with a number at the end at most
-_WORDS = re.compile(r"[<{$%\[|].*|[A-Za-z]+(?:[_. /:-]+[A-Za-z]+)*[_-]?\d{0,3}", re.ASCII)
+# of source code: words with one number at most
+_CODE_NAME = re.compile(r"[A-Za-z_./:-]+\d{0,3}[A-Za-z_./:-]*", re.ASCII)
 
 # Each pattern hides what it matches, except its group "kept".
 _PATTERNS = tuple(
@@ -85,7 +85,7 @@ _NAMED = re.compile(
     (?:\\{0,3}["'])?\]?(?:[ \t]{0,4}(?:=>|:=|=|:)[ \t]{0,4}|(?(option)[ ]|(?!)))
     (?:[frbuFRBU]?(?=\\{0,3}["']))?)
     (?: (?P<quote>\\{0,3}["'])(?P<quoted>(?:(?!(?P=quote)).){1,4000})(?P=quote)
-    | (?P<bare>[^\s"',;&(){}\[\]<>$]{6,}) )""",
+    | (?P<bare>[^\s"',;&(){}\[\]<>$]{6,}+)(?![(\[]) )""",
     re.VERBOSE | re.ASCII,
 )
 _CREDENTIAL_FILES = re.compile(
@@ -186,11 +186,16 @@ class Redactor:
         if match["quoted"] and not self._hides(name, value):
             inner = _NAMED.sub(self._without_value, value)  # JSON in a string
             return f"{match['start']}{quote}{inner}{quote}"
-        # in code, the name of a variable or a function follows as well
-        is_code = _WORDS.fullmatch(value) and not (match["quoted"] and _HIDES_NUMBERS.search(name))
-        if is_code or HIDDEN in value or not self._hides(name, value):
+        if HIDDEN in value or value[0] in "<{$%[|" or not self._hides(name, value):
             return match.group()
-        if match["bare"] and not (re.search(r"\d", value) and re.search(r"[A-Za-z]", value)):
+        # in code, other things follow such a name as well: names of variables, text, templates
+        is_mixed = re.search(r"\d", value) and re.search(r"[A-Za-z]", value)
+        if _HIDES_NUMBERS.search(name):
+            is_secret = is_mixed or match["quoted"]
+        else:
+            is_word = len(value) >= 8 and " " not in value
+            is_secret = is_mixed and is_word and not _CODE_NAME.fullmatch(value)
+        if not is_secret:
             return match.group()
         return f"{match['start']}{quote}{HIDDEN}{quote}"
 
