@@ -36,14 +36,6 @@ class Observed(NamedTuple):
     tags: dict[str, str] = {}  # noqa: RUF012  never changed
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SimulatedTensor:
-    """A tensor of ranks that one process simulates: rank, description and part of each."""
-
-    world_size: int
-    parts: list[tuple[int, Observed, Any]]
-
-
 STAGE = "stage "
 """Prefix of the names of inputs of pipeline stages; no parameter has a space in its name."""
 

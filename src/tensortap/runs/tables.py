@@ -32,7 +32,6 @@ from tensortap.runs import layout
 from tensortap.runs.arrow import column_roots, read_groups, row_indices
 from tensortap.runs.payloads import sync_folder, write_all
 from tensortap.runs.rows import METADATA_KEY, schema
-from tensortap.runs.shared_columns import SHARED, SharedColumns
 from tensortap.runs.validation import check_columns, is_compressed, unreadable, validated
 
 if TYPE_CHECKING:
@@ -46,10 +45,8 @@ Unit = tuple[int, int]
 TAIL: Unit = (-1, 0)
 NameCounts = dict[str, dict[str, int]]
 """Name → kind → number of records."""
-_format_roots: list[str] = []  # the same for all files with the columns of the format
 _ANY_STEP = (-(1 << 63), 1 << 63)
 _WORDS = ("name", "kind", "dtype")  # columns with few distinct strings
-_TAG_WORDS = ["tags.key_value.key", "tags.key_value.value"]
 _CLOCK_TICK = 1_000_000_000  # nanoseconds in which a file may change without a new time
 
 
@@ -73,7 +70,6 @@ class PartFile(NamedTuple):
     contents: Contents
     footer: Any
     steps: list[tuple[int, int]]
-    is_exact: bool  # its columns are those of the format, and no others
     roots: Sequence[str]  # the column of each leaf
 
 
@@ -205,9 +201,8 @@ class TailFile:
 class RankTables:
     """Read access to the tables that one rank has written."""
 
-    def __init__(self, run: Path, rank: int, shared: SharedColumns | None = None) -> None:
+    def __init__(self, run: Path, rank: int) -> None:
         self.rank = rank
-        self._shared = shared
         self.truncated = 0  # bytes at the end of the tail that are not a complete batch
         self.parts: list[PartFile] = []
         self.tail: list[pa.RecordBatch] = []
@@ -353,21 +348,14 @@ class RankTables:
     ) -> pa.Table:
         """Return some columns of all rows of a part.
 
-        With `encode_words`, names, kinds and dtypes may come dictionary-encoded, and so may tags
-        that are read together with shards. The metadata of the schema then has the numbers of
-        `SharedColumns`, and is empty otherwise.
+        With `encode_words`, names, kinds and dtypes may come dictionary-encoded.
         """
         if part >= len(self.parts):
-            return self._tail_table(columns).replace_schema_metadata(None)
-        if not encode_words or columns is None:
-            return _read_parquet(self.parts[part], columns).replace_schema_metadata(None)
-        words = [name for name in _WORDS if name in columns]
-        if {"shard_placements", "tags"} <= set(columns):
-            # Arrow reads codes inside maps only if they come in one piece
-            with contextlib.suppress(CorruptFile):
-                tags = _TAG_WORDS if self.parts[part].footer.num_row_groups == 1 else []
-                return _read_with_shared(self.parts[part], columns, words + tags, self._shared)
-        return _read_with_shared(self.parts[part], columns, words, self._shared)
+            table = self._tail_table(columns)
+        else:
+            words = [n for n in _WORDS if n in columns] if encode_words and columns else None
+            table = _read_parquet(self.parts[part], columns, words)
+        return table.replace_schema_metadata(None)
 
     def take(self, part: int, rows: NDArray[np.int64], columns: list[str]) -> pa.Table:
         """Return ascending rows of a part; only the row groups that hold them are read."""
@@ -410,39 +398,13 @@ def _read_parquet(
         raise CorruptFile(f"{part.path} cannot be read: {plain(str(error))}") from None
 
 
-def _read_with_shared(
-    part: PartFile, columns: list[str], words: list[str], shared: SharedColumns | None
-) -> pa.Table:
-    """Return columns of a part; those that other ranks have as well are decoded once."""
-    import pyarrow as pa
-
-    if shared is None or not part.is_exact:
-        return _read_parquet(part, columns, words).replace_schema_metadata(None)
-    try:
-        keys = shared.keys(part.path, part.footer, part.roots, columns)
-    except unreadable() as error:
-        raise CorruptFile(f"{part.path} cannot be read: {plain(str(error))}") from None
-    looked_up = {name: shared.get(name, key) for name, key in keys.items()}
-    known = {name: column for name, column in looked_up.items() if column is not None}
-    found = {name: column.cells for name, column in known.items()}
-    rest = [name for name in columns if name not in found]
-    if rest:
-        read = _read_parquet(part, rest, words)
-        found |= {name: read.column(name) for name in rest}
-        for name in keys.keys() & set(rest):
-            known[name] = shared.add(name, keys[name], found[name])
-    table = pa.Table.from_arrays([found[name] for name in columns], columns)
-    numbers = {f"{SHARED}{name}": str(column.number) for name, column in known.items()}
-    return table.replace_schema_metadata(numbers)
-
-
 def _read_part_file(path: Path, rank: int) -> PartFile:
     import pyarrow.parquet as pq
 
     try:
         check_regular(path)
         footer = pq.read_metadata(path)
-        is_exact = check_columns(path, footer.schema.to_arrow_schema())
+        check_columns(path, footer.schema.to_arrow_schema())
         contents = _read_metadata((footer.metadata or {}).get(METADATA_KEY, b"")).contents
         if contents is None:
             raise CorruptFile(f"{path} is not a table of a run: its metadata is missing")
@@ -454,7 +416,4 @@ def _read_part_file(path: Path, rank: int) -> PartFile:
         raise CorruptFile(f"{path} cannot be read: {plain(str(error))}") from None
     if footer.num_rows != contents.rows:
         raise CorruptFile(f"{path} has {footer.num_rows} rows, not {contents.rows} as it says")
-    if is_exact and not _format_roots:
-        _format_roots.extend(column_roots(footer))
-    roots = _format_roots if is_exact else column_roots(footer)
-    return PartFile(path, rank, contents, footer, steps, is_exact, roots)
+    return PartFile(path, rank, contents, footer, steps, column_roots(footer))

@@ -20,7 +20,7 @@ from tensortap.frameworks.observing import (
     tensors_in,
 )
 from tensortap.frameworks.snapshot import shard_digest_of
-from tensortap.frameworks.torch import private, private_compiler
+from tensortap.frameworks.torch import private_compiler
 from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
 from tensortap.frameworks.torch.meshes import data_ranks, tensor_mesh
 from tensortap.frameworks.torch.shards import observed
@@ -41,8 +41,6 @@ class RankInputs:
 
     def attach(self) -> None:
         """Look at the inputs from now on."""
-        if private.simulates_ranks():
-            return
         in_pipeline = has_pipelines()
         if len(self._mesh.ranks) > 1 or len(self._data_ranks) > 1 or in_pipeline:
             hook = ModuleHook(self._enter)

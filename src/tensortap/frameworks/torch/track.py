@@ -30,7 +30,6 @@ from tensortap.frameworks.torch.optimizers import (
     zeroes_itself,
 )
 from tensortap.frameworks.torch.outputs import OutputHooks
-from tensortap.frameworks.torch.private import simulates_ranks
 from tensortap.frameworks.torch.rank_inputs import RankInputs
 from tensortap.frameworks.torch.replicas import Replicas
 from tensortap.frameworks.torch.shards import Descriptions
@@ -110,7 +109,7 @@ class ModelHooks:
         if self._steps is not None:
             step, looked_up = self._observer.step_number, self._observer.capturing
             self._observer.check_step(self._steps.end_step(step, looked_up))
-        if self._observer.replicas_due() and not simulates_ranks():
+        if self._observer.replicas_due():
             found = itertools.chain(self._parameters.replicas(), self._inputs.take())
             self._observer.compare_replicas(found)
         if self._observer.capturing and (added := self._outputs.added()):
