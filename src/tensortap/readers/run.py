@@ -28,6 +28,7 @@ from tensortap.select import fits
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.dataset as ds
 
 _Cells = tuple[bytes | None, list[dict[str, str]] | None]
 _CELLS = ["value", "payloads", "seq"]
@@ -276,6 +277,19 @@ class RunReader:
             for part in range(len(tables.part_sizes()))
         ]
         return _joined(parts, columns)
+
+    def dataset(self) -> ds.Dataset:
+        """Return the records of all ranks as an Arrow dataset; dropped records are left out."""
+        import pyarrow as pa
+        import pyarrow.dataset as ds
+
+        columns = schema().remove_metadata()
+        with self.lock:
+            parts = [str(part.path) for tables in self.by_rank.values() for part in tables.parts]
+            tails = [batch for tables in self.by_rank.values() for batch in tables.tail]
+        sealed = ds.dataset(parts, columns, "parquet")
+        rows = pa.Table.from_batches([batch.select(columns.names) for batch in tails], columns)
+        return ds.dataset([sealed, ds.dataset(rows)]).filter(~ds.field("missing"))
 
     def missing(self) -> list[tuple[str, int, int]]:
         """Return (name, step, rank) of the records that were dropped over budget."""

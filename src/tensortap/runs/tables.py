@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import os
+import struct
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,11 +29,11 @@ from tensortap.files import (
     plain,
     restrict,
 )
+from tensortap.record import Kind
 from tensortap.runs import layout
-from tensortap.runs.arrow import column_roots, read_groups, row_indices
+from tensortap.runs.arrow import column_roots, numbers, read_groups, row_indices
 from tensortap.runs.payloads import sync_folder, write_all
-from tensortap.runs.rows import METADATA_KEY, schema
-from tensortap.runs.validation import check_columns, is_compressed, unreadable, validated
+from tensortap.runs.rows import COLUMNS, METADATA_KEY, schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,6 +46,9 @@ Unit = tuple[int, int]
 TAIL: Unit = (-1, 0)
 NameCounts = dict[str, dict[str, int]]
 """Name → kind → number of records."""
+_REQUIRED = (*COLUMNS[:8], "missing")
+_KINDS = frozenset(kind.value for kind in Kind)
+_EXPONENTS = 1 << 15  # longdouble has 16,445 below 0
 _ANY_STEP = (-(1 << 63), 1 << 63)
 _WORDS = ("name", "kind", "dtype")  # columns with few distinct strings
 _CLOCK_TICK = 1_000_000_000  # nanoseconds in which a file may change without a new time
@@ -256,7 +260,7 @@ class RankTables:
         try:
             with open_regular(path) as stream:
                 columns = pa.ipc.read_schema(pa.ipc.read_message(stream))
-                check_columns(path, columns)
+                _check_columns(path, columns)
                 part = _read_metadata((columns.metadata or {}).get(METADATA_KEY, b"")).part
                 if part == self._tail_part:
                     stream.seek(self._tail_offset)
@@ -265,7 +269,7 @@ class RankTables:
                 self._read_batches(stream, columns)
         except FileNotFoundError:
             self.tail, self._tail_part = [], -1
-        except unreadable():  # even the schema is incomplete
+        except _unreadable():  # even the schema is incomplete
             self.tail, self._tail_part = [], -1
             self.truncated = path.stat().st_size
 
@@ -276,11 +280,11 @@ class RankTables:
         while self._tail_offset < size:
             try:
                 message = pa.ipc.read_message(stream)
-                if is_compressed(message):
+                if _is_compressed(message):
                     break  # tensortap writes none, and a small one may fill the memory
                 batch = pa.ipc.read_record_batch(message, columns)
-                self.tail.append(validated(batch, self.rank))
-            except unreadable():
+                self.tail.append(_validated(batch, self.rank))
+            except _unreadable():
                 break
             self._tail_offset = stream.tell()
         self.truncated = max(0, size - self._tail_offset)
@@ -393,8 +397,8 @@ def _read_parquet(
         with pq.ParquetFile(part.path, metadata=part.footer, read_dictionary=words) as file:
             groups = list(range(part.footer.num_row_groups)) if group is None else [group]
             limit = _LARGEST_TABLE + 50 * part.path.stat().st_size
-            return validated(read_groups(file, groups, columns, limit, part.roots), part.rank)
-    except unreadable() as error:
+            return _validated(read_groups(file, groups, columns, limit, part.roots), part.rank)
+    except _unreadable() as error:
         raise CorruptFile(f"{part.path} cannot be read: {plain(str(error))}") from None
 
 
@@ -404,7 +408,7 @@ def _read_part_file(path: Path, rank: int) -> PartFile:
     try:
         check_regular(path)
         footer = pq.read_metadata(path)
-        check_columns(path, footer.schema.to_arrow_schema())
+        _check_columns(path, footer.schema.to_arrow_schema())
         contents = _read_metadata((footer.metadata or {}).get(METADATA_KEY, b"")).contents
         if contents is None:
             raise CorruptFile(f"{path} is not a table of a run: its metadata is missing")
@@ -412,8 +416,65 @@ def _read_part_file(path: Path, rank: int) -> PartFile:
         groups = [footer.row_group(i).column(column) for i in range(footer.num_row_groups)]
         ranges = [group.statistics for group in groups]
         steps = [(r.min, r.max) if r and r.has_min_max else _ANY_STEP for r in ranges]
-    except unreadable() as error:
+    except _unreadable() as error:
         raise CorruptFile(f"{path} cannot be read: {plain(str(error))}") from None
     if footer.num_rows != contents.rows:
         raise CorruptFile(f"{path} has {footer.num_rows} rows, not {contents.rows} as it says")
     return PartFile(path, rank, contents, footer, steps, column_roots(footer))
+
+
+# -- checks of tables that somebody else may have written ------------------------------------
+
+
+def _unreadable() -> tuple[type[Exception], ...]:
+    """Return the errors that pyarrow raises for damaged files."""
+    import pyarrow as pa
+
+    return (pa.ArrowException, EOFError, OSError, ValueError, TypeError, MemoryError)
+
+
+def _check_columns(path: Path, found: pa.Schema) -> None:
+    """Raise CorruptFile unless a table has the columns of the format."""
+    if found.equals(schema()):
+        return
+    for field in schema():
+        if found.get_field_index(field.name) < 0 or found.field(field.name).type != field.type:
+            raise CorruptFile(f"{path} is not a table of a run: its column {field.name} is missing")
+
+
+def _validated(rows: Any, rank: int) -> Any:
+    """Return rows after checking each of their bytes: Arrow trusts offsets and would crash."""
+    import pyarrow.compute as pc
+
+    rows.validate(full=True)
+    names = rows.schema.names
+    for name in _REQUIRED:
+        if name in names and rows.column(name).null_count:
+            raise ValueError(f"the column {name} has empty cells")
+    if "rank" in names and (numbers(rows.column("rank")) != rank).any():
+        raise ValueError(f"it has rows of other ranks than {rank}")
+    if "kind" in names and not _KINDS.issuperset(rows.column("kind").unique().to_pylist()):
+        raise ValueError("it has records of unknown kinds")
+    if "first_bin" in names and "bins" in names:
+        first = np.nan_to_num(numbers(rows.column("first_bin")))
+        last = first + np.nan_to_num(numbers(pc.list_value_length(rows.column("bins"))))
+        if (first < -_EXPONENTS).any() or (last > _EXPONENTS).any():
+            raise ValueError("it counts exponents that no number has")
+    return rows
+
+
+def _is_compressed(message: pa.Message) -> bool:
+    """Return whether the body of a record batch is compressed, as its flatbuffer says."""
+    data = message.metadata.to_pybytes()
+
+    def field(table: int, number: int) -> int:
+        vtable = table - struct.unpack_from("<i", data, table)[0]
+        (size,) = struct.unpack_from("<H", data, vtable)
+        if 4 + 2 * number >= size:
+            return 0
+        (offset,) = struct.unpack_from("<H", data, vtable + 4 + 2 * number)
+        return table + int(offset) if offset else 0
+
+    header = field(struct.unpack_from("<I", data)[0], 2)
+    batch = header + int(struct.unpack_from("<I", data, header)[0])
+    return field(batch, 3) != 0
