@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fsspec
 import msgspec
+import numpy as np
 import pytest
 
+import tensortap as tap
+from tensortap.errors import NotFound, TensortapError
 from tensortap.pipeline.queue import Queue
 from tensortap.pipeline.ticket import Ticket
 from tensortap.readers.run import RunReader
@@ -136,3 +140,23 @@ def test_reads_tables_once_for_many_names(tmp_path, monkeypatch):
         same = [r for r in want[record.name] if (r.kind, r.rank) == (record.kind, record.rank)]
         assert held == len(same)
         assert reader.load(record).value == float(record.seq)
+
+
+def test_run_on_object_storage(tmp_path):
+    path, storage = tap.init(tmp_path), fsspec.filesystem("memory")
+    tap.catch(np.arange(5.0), "x")
+    tap.dump(np.ones(3), "dumped")
+    tap.flush(60)
+    storage.put(str(path), "/bucket/run", recursive=True)
+    run = tap.open("memory://bucket/run")
+    assert run.get("x").tolist() == [0, 1, 2, 3, 4]
+    assert run.get("dumped").tolist() == [1, 1, 1]
+    tap.catch(np.arange(2.0), "x")
+    tap.finish()
+    storage.put(f"{path}/", "/bucket/run/", recursive=True)
+    run.reader.refresh()
+    assert [value.tolist() for value in run.get_all("x")] == [[0, 1, 2, 3, 4], [0, 1]]
+    with pytest.raises(NotFound, match="no such run: memory://bucket/other"):
+        tap.open("memory://bucket/other")
+    with pytest.raises(TensortapError, match="cannot be opened"):
+        tap.open("nowhere://bucket/run")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -104,7 +103,7 @@ def test_untrusted_files_run_no_code(run, tmp_path):
     mark = Path("/tmp/tensortap-was-here")
     mark.unlink(missing_ok=True)
     (run / "evil.pkl").write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(files.UntrustedFile, match=r"posix\.system.*trust=True"):
+    with pytest.raises(files.UntrustedFile, match=r"evil\.pkl is a pickle.*trust=True"):
         files.load_file(run / "evil.pkl")
     assert not mark.exists()
     torch.save(Evil(), run / "evil.pt")
@@ -117,19 +116,11 @@ def test_untrusted_files_run_no_code(run, tmp_path):
     assert not mark.exists()
 
 
-def test_harmless_pickles_need_no_trust(run):
-    values = [OrderedDict(a=1), {1, 2}, 1 + 2j, np.float32(3), {"a": np.arange(3)}, None, b"x"]
-    for i, value in enumerate(values):
-        path = tap.dump(value, f"v{i}")
-        if path.suffix == ".pkl":
-            assert repr(files.load_file(path)) == repr(value)
-
-
-def test_trusted_file_may_hold_any_class(run):
+def test_pickle_needs_trust(run):
     tap.dump(Point(4), "mine")
     tap.flush(60)
     opened = tap.open(run)
-    with pytest.raises(files.UntrustedFile, match="Point"):
+    with pytest.raises(files.UntrustedFile, match="trust=True"):
         opened.get("mine")
     assert opened.get("mine", trust=True).x == 4
 
@@ -166,13 +157,10 @@ def test_strict_mode_raises(run, monkeypatch):
 
 def test_describe_reads_the_dumped_file(run, capsys):
     tap.dump(torch.arange(6.0).reshape(2, 3), "output")
-    tap.dump({"w": np.ones(4)}, "tree")
     tap.dump(Point(1), "own")
     tap.flush(60)
     opened = tap.open(run)
     opened.describe("output")
     assert "[2, 3] f32" in capsys.readouterr().out
-    opened.describe("tree")
-    assert "[4] f64" in capsys.readouterr().out
     opened.describe("own")  # not read without trust
     assert "trust=True" in capsys.readouterr().out.replace("\n", " ")

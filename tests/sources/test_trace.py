@@ -668,7 +668,7 @@ def test_values_that_no_record_can_hold_are_pickled_in_a_run(open_run):
         keeps(threading.Lock())  # it cannot be pickled either
     tap.flush()
     run = tap.open(open_run)
-    back = run.get("keeps.y", step=0)
+    back = run.get("keeps.y", step=0, trust=True)
     assert back[0] == 1
     assert back[1] is back
     assert run.get("keeps.y", step=1).type == "_thread.lock"

@@ -12,15 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tensortap as tap
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Record, Shard
 from tensortap.runs import tables
 from tensortap.runs.rows import STATISTICS
-from tensortap.runs.shared_columns import SharedColumns
 from tensortap.stats import summarize_array
 from tensortap.stats.merge import merge, merge_column, merged_from
-from tensortap.table import shard_keys
 from tensortap.table import whole as whole_module
 from tensortap.table.mesh import MeshLayout, mesh_layout
 from tensortap.table.numbering import codes, stable_order
@@ -217,83 +214,6 @@ def test_codes_follow_the_order_of_columns(data):
     assert stable_order(codes(*columns)).tolist() == np.argsort(expected, kind="stable").tolist()
 
 
-@pytest.mark.slow
-def test_32_simulated_ranks(run_program, tmp_path):
-    """A model whose ranks torch simulates in one process is recorded rank by rank."""
-    program = """
-        import sys, torch, torch.distributed as dist, tensortap as tap
-        from torch.distributed._local_tensor import LocalTensorMode
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-        from torch.distributed.tensor.parallel import (
-            ColwiseParallel, RowwiseParallel, parallelize_module,
-        )
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
-        def train(out, split=lambda model, x: (model, x), hidden=77):
-            torch.manual_seed(0)
-            layers = torch.nn.Linear(13, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 5)
-            model, x = split(torch.nn.Sequential(*layers).double(), torch.randn(4, 13).double())
-            # torch does not add gradients of other placements in place
-            optimizer = torch.optim.Adam(model.parameters(), 1e-2) if hidden == 80 else None
-            path = tap.init(f"{sys.argv[1]}/{out}")
-            with tap.track(model, optimizer=optimizer, digests=True) as tracker:
-                model(x).square().sum().backward()
-                if optimizer is not None:
-                    optimizer.step()
-                tracker.step()
-                ranks = {record.rank for record in tracker.records}
-            assert ranks == ({0} if out.startswith("one") else set(range(32))), ranks
-            tap.finish()
-
-        def distributed(mesh, placements):
-            def split(model, x):
-                whole = [Replicate()] * mesh.ndim
-                for layer in (model[0], model[2]):
-                    for name, where in (("weight", placements), ("bias", whole)):
-                        split = distribute_tensor(getattr(layer, name), mesh, where)
-                        setattr(layer, name, torch.nn.Parameter(split))
-                return model, distribute_tensor(x, mesh, whole)
-            return split
-
-        def parallel(mesh):
-            plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
-            return lambda model, x: (parallelize_module(model, mesh, plan), x)
-
-        dist.init_process_group("fake", rank=0, world_size=32, store=FakeStore())
-        train("one-77")
-        train("one-80", hidden=80)
-        with LocalTensorMode(32):
-            train("rows", distributed(init_device_mesh("cpu", (32,)), [Shard(0)]))
-            grid = init_device_mesh("cpu", (8, 4), mesh_dim_names=("dp", "tp"))
-            train("both", distributed(grid, [Shard(0), Shard(1)]))
-            train("tp", parallel(grid["tp"]), hidden=80)
-        assert not tap.receipt().reasons["error"]
-        """
-    run_program(tmp_path, program, str(tmp_path))
-    opened = {p.parents[1].name: tap.open(p.parent) for p in tmp_path.glob("*/*/run.json")}
-    keys = ["kind", "name", "step", "call"]
-    for name in ("rows", "both", "tp"):
-        whole = opened["one-80" if name == "tp" else "one-77"].stats().set_index(keys)
-        found = opened[name].stats().set_index(keys)
-        unknown = found["placements"] == "?"  # local tensors that parallel layers hand on
-        partial = found["placements"].fillna("").str.contains("P")  # no value yet: one row per rank
-        names = set(found.index[unknown].get_level_values("name"))
-        assert ({"0", "1"} <= names) if name == "tp" else not names
-        found = found[~unknown & ~partial]
-        assert len(found) > 12
-        assert found.index.is_unique
-        expected = whole.loc[found.index]
-        assert (found["count"] == expected["count"]).all()
-        assert (found["zeros"] == expected["zeros"]).all()
-        np.testing.assert_allclose(found["rm2"], expected["rm2"], rtol=1e-12)
-        np.testing.assert_allclose(found["max_abs"], expected["max_abs"], rtol=1e-12)
-    ranks = opened["both"].stats(rank="all")
-    weights = ranks[(ranks["name"] == "0.weight") & (ranks["kind"] == "Weight")]
-    assert set(weights["rank"]) == set(range(32))
-    assert tap.compare(opened["one-80"].path, opened["tp"].path)
-
-
 def bytes_read():
     """Return how many bytes this process has read from files so far."""
     return int(Path("/proc/self/io").read_text().split()[1])
@@ -328,11 +248,11 @@ def test_a_refresh_reads_only_what_was_appended(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("row_group", [tables.ROW_GROUP, 16])
-def test_ranks_share_what_they_recorded_alike(row_group, tmp_path, monkeypatch):
+def test_sealed_tables_have_the_columns_of_their_records(row_group, tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "ROW_GROUP", row_group)
-    made, count = RunWriter(tmp_path, 6), 40
+    made, count, written = RunWriter(tmp_path, 6), 40, []
     for rank in range(6):  # rank 4 has other names, rank 5 is behind
-        made.write(
+        written += [
             msgspec.structs.replace(
                 record(
                     f"layer{seq % 4 + 4 * (rank == 4)}", Kind.WEIGHT, seq // 4, rank,
@@ -342,39 +262,24 @@ def test_ranks_share_what_they_recorded_alike(row_group, tmp_path, monkeypatch):
                 tags={"mesh": f"dp={rank // 2}/3 tp={rank % 2}/2", "batch": str(seq // 20)},
             )
             for seq in range(count // (1 + (rank == 5)))
-        )  # fmt: skip
+        ]  # fmt: skip
+    made.write(written)
     made.close()
-    decoded = []
-    real = tables._read_parquet
-    monkeypatch.setattr(
-        tables,
-        "_read_parquet",
-        lambda *args: decoded.append((args[0].rank, args[1])) or real(*args),
-    )
-    shared = table_of(made.path)
-    assert {rank for rank, columns in decoded if "name" in columns} == {0, 4, 5}
-    assert {rank for rank, columns in decoded if "rm2" in columns} == set(range(6))
+    stored, in_memory = table_of(made.path), table_of(written)
     part = RunReader(made.path).by_rank[0].parts[0]
     assert len(part.steps) == -(-count // row_group)
     meshes = MeshLayout(("dp", "tp"), {rank: (rank // 2, rank % 2) for rank in range(6)})
-    assert shared.has_shard_keys
-    assert mesh_layout(shared) == meshes
-    monkeypatch.setattr(SharedColumns, "keys", lambda *_: {})
-    monkeypatch.setattr(shard_keys, "_has_same_codes", lambda *_: False)
-    apart = table_of(made.path)
-    assert shared.names == apart.names
-    last = np.array([len(shared) - 1, 0])  # few rows, before the whole column is copied
-    for column in ("call", "seq", "nans"):
-        assert shared.values_at(column, last).tolist() == apart.values_at(column)[last].tolist()
-        assert shared.is_positive(column) == bool((apart.values_at(column) > 0).any())
+    assert stored.has_shard_keys
+    assert mesh_layout(stored) == meshes
+    assert stored.names == in_memory.names
     for column in ("name", "kind", "dtype", "step", "rank", "call", "seq"):
-        assert getattr(shared, column).tolist() == getattr(apart, column).tolist()
+        assert getattr(stored, column).tolist() == getattr(in_memory, column).tolist()
     for statistic in ("count", "nans", "rm2", "max_abs"):
-        assert shared.column(statistic).tolist() == apart.column(statistic).tolist()
-    rows = np.arange(len(shared))
-    for one, other in zip(places_of(shared, rows), places_of(apart, rows), strict=True):
+        assert stored.column(statistic).tolist() == in_memory.column(statistic).tolist()
+    rows = np.arange(len(stored))
+    for one, other in zip(places_of(stored, rows), places_of(in_memory, rows), strict=True):
         assert one.tolist() == other.tolist()
-    assert shared.whole().column("rm2").tolist() == apart.whole().column("rm2").tolist()
+    assert stored.whole().column("rm2").tolist() == in_memory.whole().column("rm2").tolist()
 
 
 def test_slices_of_steps_do_not_change_whole_tensors(monkeypatch):

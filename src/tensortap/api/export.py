@@ -179,12 +179,11 @@ def _parquet(run: Run, path: Path, records: Iterable[Record], names: set[str]) -
 
 
 def _hdf5(run: Run, path: Path, records: Iterable[Record], names: set[str]) -> int:
-    from tensortap.hdf5.rows import HDF5Options
     from tensortap.hdf5.values import can_store
-    from tensortap.hdf5.writer import HDF5Writer
+    from tensortap.hdf5.writer import HDF5Options, HDF5Writer
 
     count = 0
-    writer = HDF5Writer(path, "refuse", HDF5Options())
+    writer = HDF5Writer(_draft(path), "replace", HDF5Options())
     try:
         for record in records:
             columns = {"iterations": record.step, "ranks": record.rank, "calls": record.call}
@@ -193,7 +192,7 @@ def _hdf5(run: Run, path: Path, records: Iterable[Record], names: set[str]) -> i
             for place, leaf in storable:
                 writer.append(_title(record) + place, leaf, columns)
             count += bool(storable)
-        writer.close()
     finally:
-        writer.abandon()
+        writer.close()
+    _draft(path).replace(path)
     return count

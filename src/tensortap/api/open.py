@@ -10,7 +10,7 @@ from tensortap.api.lookup import Values
 from tensortap.api.run import Run
 from tensortap.arguments import checked
 from tensortap.readers.live import LiveReader, open_live
-from tensortap.readers.mirror import is_url
+from tensortap.readers.run import is_url
 from tensortap.server.questions import Overview
 
 

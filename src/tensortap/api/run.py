@@ -118,9 +118,7 @@ class Run(Values):
         Nothing is read yet: Arrow and DuckDB read the columns and rows that a query needs, piece
         by piece, so that a run may be larger than the memory.
         """
-        from tensortap.readers.dataset import dataset_of
-
-        return dataset_of(self.reader)
+        return self.reader.dataset()
 
     @checked
     def film(self, name: str, target: str | Path, **options: Any) -> int:

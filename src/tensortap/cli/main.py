@@ -11,9 +11,9 @@ import typer
 
 from tensortap._version import __version__
 from tensortap.cli import demo, doctor, export, ls, serve, show, top, view
+from tensortap.core.rooms import load, rooms
 from tensortap.errors import TensortapError
 from tensortap.files import plain
-from tensortap.core.rooms import load, rooms
 
 _UsageError: Any = typer.BadParameter.__mro__[1]  # typer does not export it
 
@@ -33,7 +33,7 @@ _COMMANDS = {
 
 def _add_commands() -> None:
     """Add our commands and those of the rooms, sorted by name."""
-    found = dict(_COMMANDS)
+    found: dict[str, Any] = dict(_COMMANDS)
     for room in rooms().values():
         found |= {name: load(address) for name, address in room.commands.items()}
     for name, command in sorted(found.items()):

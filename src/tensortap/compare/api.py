@@ -9,7 +9,7 @@ from typing import Any
 from tensortap.arguments import checked
 from tensortap.compare.values import compare_values
 from tensortap.errors import NotFound, TensortapError
-from tensortap.readers.mirror import is_url
+from tensortap.readers.run import is_url
 from tensortap.runs.layout import RUN_FILE
 from tensortap.runs.object_files import load_file, suffixes
 

@@ -36,7 +36,7 @@ from tensortap.frameworks.view import as_numpy
 from tensortap.patterns import TypedPattern
 from tensortap.readers.assemble import Disagreement
 from tensortap.record import Summary, TensorData
-from tensortap.runs.pickles import UntrustedFile
+from tensortap.runs.object_files import UntrustedFile
 from tensortap.stats import summarize_array
 from tensortap.stats.merge import merge
 from tensortap.stats.shard_digest import add_digests, is_shard_digest

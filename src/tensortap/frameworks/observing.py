@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tensortap.frameworks.analyzing import StepListener
@@ -34,14 +34,6 @@ class Observed(NamedTuple):
     shape: tuple[int, ...] = ()
     shard: Shard | None = None
     tags: dict[str, str] = {}  # noqa: RUF012  never changed
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SimulatedTensor:
-    """A tensor of ranks that one process simulates: rank, description and part of each."""
-
-    world_size: int
-    parts: list[tuple[int, Observed, Any]]
 
 
 Explain = Callable[[Summary], dict[str, str]]

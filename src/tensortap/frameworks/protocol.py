@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from tensortap.errors import CaptureError
 from tensortap.record import Shard, Summary, TensorData, Value
@@ -147,20 +147,13 @@ class Framework(Protocol):
         """Write a value to a file in the framework's own format."""
         raise CaptureError(f"{self.name} has no file format of its own")
 
-    def load(self, file: FilePath | BinaryIO, *, trust: bool, mapped: bool = False) -> Any:
+    def load(self, file: FilePath, *, trust: bool, mapped: bool = False) -> Any:
         """Read a file in the framework's own format.
 
         Raise `pickle.UnpicklingError` if it could run code, unless it is trusted. With `mapped`,
         tensors stay in the file where possible.
         """
         raise CaptureError(f"{self.name} has no file format of its own")
-
-    def reduction(self, value: Any) -> tuple[Any, tuple[Any, ...]] | None:
-        """Return a function and its arguments that a pickle holds instead of a tensor.
-
-        None for values that pickle by themselves.
-        """
-        return None
 
     def track(self, model: Any, optimizer: Any, observer: TrackObserver) -> TrackHooks | None:
         """Return hooks that track a model; None if it is not a model of this framework."""

@@ -64,11 +64,6 @@ def rebuild(value: Value, depth: int = 0) -> Any:
     raise WireError(f"no container is called {value.kind[:40]!r}")
 
 
-def rebuild_tensor(framework: str, dtype: str, shape: tuple[int, ...], data: bytes) -> Any:
-    """Return a tensor; pickles hold a call of this where a framework has no better reduction."""
-    return rebuild(TensorData(framework, dtype, tuple(shape), data))
-
-
 def _number(value: Number) -> complex | int:
     if value.kind == "complex" and len(value.parts) == 2:
         return complex(*value.parts)

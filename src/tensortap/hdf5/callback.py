@@ -13,8 +13,7 @@ from typing import Any
 
 from tensortap.arguments import checked
 from tensortap.errors import TensortapError
-from tensortap.hdf5.rows import HDF5Options, import_h5py
-from tensortap.hdf5.writer import HDF5Writer, file_exists, path_of
+from tensortap.hdf5.writer import HDF5Options, HDF5Writer, file_exists, import_h5py, path_of
 from tensortap.ranks import rank_and_world_size
 
 _EXISTS = ("refuse", "keep", "replace")
@@ -72,7 +71,7 @@ class HDF5:
         )  # fmt: skip
         self._flush_every = flush_every
         self._calls = 0
-        self._flushed_at = -math.inf  # so that the first call is flushed and creates the file
+        self._flushed_at = -math.inf  # so that the first call is flushed
         self._lock = threading.RLock()
         self._opened: Path | None = None
         self._writer: HDF5Writer | None = None
@@ -131,25 +130,19 @@ class HDF5:
     def _write(
         self, name: str, values: list[Any], columns: list[dict[str, Any]]
     ) -> dict[int, TensortapError]:
-        writer = self._writer or self._open()
-        unflushed = writer.unflushed
         try:
+            writer = self._writer or self._open()
+            if not writer.is_ours:
+                raise TensortapError(f"this is a fork of the process that writes {self.path}")
             failed = writer.extend(name, values, columns)
             self._calls += 1
             if self._flush_is_due():
                 self._flush(writer)
             return failed
-        except BaseException as error:
-            # after half a change, the library's state no longer matches the file
-            self._writer = None
-            self._closer.detach()
-            writer.abandon()
-            if not isinstance(error, Exception):
-                raise
-            lost = f", and {unflushed} values since the last flush are lost" if unflushed else ""
-            raise TensortapError(
-                f"{name} cannot be written to {self.path}{lost}: {error}"
-            ) from error
+        except TensortapError:
+            raise
+        except Exception as error:  # such as a full disk
+            raise TensortapError(f"{name} cannot be written to {self.path}: {error}") from error
 
     def _flush_is_due(self) -> bool:
         if self._flush_every is not None:
@@ -160,7 +153,6 @@ class HDF5:
         writer.flush()
         self._calls = 0
         self._flushed_at = time.monotonic()
-        self._exists = "keep"  # from now on the file is ours
 
     def _open(self) -> HDF5Writer:
         if self._reading:
@@ -168,9 +160,8 @@ class HDF5:
             self._reading = None
         path = self._opened = self.path
         path.parent.mkdir(parents=True, exist_ok=True)
-        if self._exists == "refuse" and path.exists():
-            raise file_exists(path)
         writer = self._writer = HDF5Writer(path, self._exists, self._options)
+        self._exists = "keep"  # from now on the file is ours
         # at the end of the program at the latest, while h5py still works
         self._closer = weakref.finalize(self, writer.close)
         return writer

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass
 from typing import Any
 
 from tensortap.arguments import checked
 from tensortap.errors import NotFound, TensortapError
 from tensortap.files import CorruptFile, open_regular, plain
-from tensortap.hdf5.journal import JournaledFile, read_user_block
-from tensortap.hdf5.rows import import_h5py
 from tensortap.hdf5.values import lists, value_of
-from tensortap.hdf5.writer import path_of
+from tensortap.hdf5.writer import import_h5py, path_of
 from tensortap.limits import available_memory, format_size
 
-_TRIES = 20
 _COMPRESSION = 1100  # more than gzip can achieve
 _TEXT_BLOCK = 64 << 20  # bytes of texts that are read at once
 _UNREADABLE = (OSError, RuntimeError, LookupError, ValueError, TypeError, MemoryError)
@@ -51,29 +47,23 @@ def read_hdf5(path: str | os.PathLike[str], *names: str) -> dict[str, StoredValu
         stream = open_regular(path)
     except FileNotFoundError:
         raise NotFound(f"no such file: {os.fspath(path)}") from None
+    where = os.fspath(path)
     with stream:
-        fd = stream.fileno()
-        for attempt in range(_TRIES):
-            before = read_user_block(fd)
-            if before is None:
-                raise TensortapError(f"{os.fspath(path)} was not written by tensortap")
-            try:
-                with h5py.File(JournaledFile(fd, writing=False), "r") as file:
-                    found = _read(file, names, os.fspath(path))
-            except TensortapError:
-                raise
-            except _UNREADABLE as error:
-                if read_user_block(fd) == before:
-                    reason = plain(str(error), 200) or type(error).__name__
-                    raise CorruptFile(f"{os.fspath(path)} cannot be read: {reason}") from None
-            else:
-                if read_user_block(fd) == before:
-                    return found
-            time.sleep(0.001 * 2 ** min(attempt, 7))  # it was changed meanwhile
-    raise TensortapError(f"{os.fspath(path)} changes faster than it can be read: read a copy of it")
+        try:
+            with h5py.File(stream, "r") as file:
+                return _read(file, names, where)
+        except TensortapError:
+            raise
+        except _UNREADABLE as error:
+            reason = plain(str(error), 200) or type(error).__name__
+            raise CorruptFile(
+                f"{where} cannot be read; if it is being written, try again: {reason}"
+            ) from None
 
 
 def _read(file: Any, names: tuple[str, ...], where: str) -> dict[str, StoredValues]:
+    if "tensortap_format" not in file.attrs:
+        raise TensortapError(f"{where} was not written by tensortap")
     links = {path_of(link): link for link in file}
     for name in names:
         if name not in links:
@@ -113,11 +103,14 @@ def _stored(group: Any) -> StoredValues:
         name: [lists(row) for row in group[name][...]]
         for name in str(group.attrs["tensortap_beside"]).split()
     }
+    # a writer that was interrupted may have written the value of a row, but not its columns
+    count = min(map(len, columns.values()))
+    columns = {name: rows[:count] for name, rows in columns.items()}
     iterations, ranks = columns.pop("iterations"), columns.pop("ranks")
-    return StoredValues(_values(group), iterations, ranks, columns)
+    return StoredValues(_values(group, count), iterations, ranks, columns)
 
 
-def _texts(data: Any) -> list[str]:
+def _texts(data: Any, total: int) -> list[str]:
     """Return the texts of a dataset; raise CorruptFile if they are longer than their file.
 
     Any number of rows may refer to one large text, so only so many are read at once.
@@ -125,8 +118,8 @@ def _texts(data: Any) -> list[str]:
     size = data.file.id.get_filesize()
     count = max(1, _TEXT_BLOCK // size)
     texts: list[str] = []
-    for start in range(0, len(data), count):
-        block = data.asstr()[start : start + count]
+    for start in range(0, total, count):
+        block = data.asstr()[start : min(start + count, total)]
         size -= sum(map(len, block))
         if size < 0:
             raise CorruptFile(f"{plain(data.name)} has longer texts than the file")
@@ -134,14 +127,14 @@ def _texts(data: Any) -> list[str]:
     return texts
 
 
-def _values(group: Any) -> list[Any]:
+def _values(group: Any, count: int) -> list[Any]:
     data = group["values"]
     kind = str(group.attrs["tensortap_kind"])
     if kind == "texts":
-        return _texts(data)
-    shapes = group["shapes"][...] if "shapes" in group else None
+        return _texts(data, count)
+    shapes = group["shapes"][:count] if "shapes" in group else None
     if shapes is None:
-        rows = list(data[...])
+        rows = list(data[:count])
     elif kind == "ragged":
         offsets = group["offsets"][...]
         rows = [

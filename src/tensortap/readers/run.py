@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import collections
 import itertools
+import os
+import shutil
+import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tensortap.errors import MissingExtra, NotFound, TensortapError
 from tensortap.files import CorruptFile, contained
 from tensortap.pipeline.receipt import Receipt
-from tensortap.readers.mirror import Mirror, is_url
 from tensortap.record import Kind, Record, Value
 from tensortap.runs import layout
 from tensortap.runs.arrow import column, scalar
 from tensortap.runs.payloads import PayloadFiles
 from tensortap.runs.rows import HEAD_COLUMNS, decode_value, records_of, schema
-from tensortap.runs.shared_columns import SharedColumns
 from tensortap.runs.tables import TAIL, RankTables, Unit
 from tensortap.select import fits
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.dataset as ds
 
 _Cells = tuple[bytes | None, list[dict[str, str]] | None]
 _CELLS = ["value", "payloads", "seq"]
@@ -39,13 +43,12 @@ class RunReader:
 
     def __init__(self, where: Path | str) -> None:
         self.where = str(where)
-        self._mirror = Mirror(str(where)) if is_url(where) else None
+        self._mirror = _Mirror(str(where)) if is_url(where) else None
         self.path = Path(where) if self._mirror is None else self._mirror.folder
         self.by_rank: dict[int, RankTables] = {}
         self.lock = threading.RLock()  # hold it to read several things that must be consistent
         self._payloads = PayloadFiles(self.path, self._mirror.fetch if self._mirror else None)
         self._values = _ValueCells()
-        self._shared = SharedColumns()
         self._last_seq: dict[int, int] = {}  # rank → newest record that `new_records` returned
         self._index = _NameIndex()
         self.refresh()
@@ -56,10 +59,8 @@ class RunReader:
             if self._mirror is not None:
                 self._mirror.refresh()
             self.info = layout.read_info(self.path)
-            ranks = layout.ranks_of(self.path)
-            shared = self._shared if len(ranks) > 1 else None
-            for rank in ranks:
-                self.by_rank.setdefault(rank, RankTables(self.path, rank, shared))
+            for rank in layout.ranks_of(self.path):
+                self.by_rank.setdefault(rank, RankTables(self.path, rank))
             for tables in self.by_rank.values():
                 before = (len(tables.parts), len(tables.tail))
                 tables.refresh()
@@ -262,7 +263,8 @@ class RunReader:
         """Return the path of a file that `dump` wrote into the run."""
         path = contained(self.path, Path(name).name)
         if self._mirror is not None:
-            self._mirror.fetch(path.name)
+            with self.lock:
+                self._mirror.fetch(path.name)
         return path
 
     # -- whole tables ------------------------------------------------------------------------
@@ -275,6 +277,19 @@ class RunReader:
             for part in range(len(tables.part_sizes()))
         ]
         return _joined(parts, columns)
+
+    def dataset(self) -> ds.Dataset:
+        """Return the records of all ranks as an Arrow dataset; dropped records are left out."""
+        import pyarrow as pa
+        import pyarrow.dataset as ds
+
+        columns = schema().remove_metadata()
+        with self.lock:
+            parts = [str(part.path) for tables in self.by_rank.values() for part in tables.parts]
+            tails = [batch for tables in self.by_rank.values() for batch in tables.tail]
+        sealed = ds.dataset(parts, columns, "parquet")
+        rows = pa.Table.from_batches([batch.select(columns.names) for batch in tails], columns)
+        return ds.dataset([sealed, ds.dataset(rows)]).filter(~ds.field("missing"))
 
     def missing(self) -> list[tuple[str, int, int]]:
         """Return (name, step, rank) of the records that were dropped over budget."""
@@ -300,6 +315,67 @@ class RunReader:
             for rank, data in found.items()
             if isinstance(data, dict)
         }
+
+
+def is_url(where: object) -> bool:
+    """Return whether this is the URL of a run.
+
+    >>> is_url("s3://bucket/runs/a"), is_url("runs/a")
+    (True, False)
+    """
+    return isinstance(where, str) and "://" in where
+
+
+class _Mirror:
+    """A local copy of a run on object storage, in which fsspec caches the files that are read.
+
+    All other code works on local files, which it can map into memory.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            import fsspec
+        except ImportError:
+            raise MissingExtra(f"{url} needs fsspec: pip install 'tensortap[s3]'") from None
+        self._url = url
+        try:
+            remote, self._root = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise TensortapError(f"{url} cannot be opened: {error}") from None
+        self.folder = Path(tempfile.mkdtemp(prefix="tensortap-"))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        self._fs = fsspec.filesystem(
+            "filecache", fs=remote, cache_storage=str(self.folder / ".cache"), check_files=True
+        )
+
+    def refresh(self) -> None:
+        """Download tables and provenance that are new or have changed."""
+        try:
+            self._fs.invalidate_cache()
+            files = self._fs.find(self._root)
+        except FileNotFoundError:
+            files = []
+        except Exception as error:
+            raise TensortapError(f"{self._url} cannot be read: {error}") from None
+        if not files:
+            raise NotFound(f"no such run: {self._url}")
+        # tails before sealed tables, so that a tail that is sealed meanwhile is not missed
+        for path in sorted(files, key=lambda path: not path.endswith(".arrows")):
+            name = os.path.relpath(path, self._root)
+            in_top = "/" not in name and name.endswith((".json", ".patch"))  # other files: `fetch`
+            if in_top or (name.startswith("records/") and not name.endswith(".part")):
+                self.fetch(name)
+
+    def fetch(self, name: str) -> None:
+        """Download a file unless it is cached and has not changed."""
+        target = contained(self.folder, name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with self._fs.open(f"{self._root}/{name}") as cached:
+                target.unlink(missing_ok=True)
+                os.link(cached.name, target)
+        except FileNotFoundError:
+            raise NotFound(f"{self._url} has no {name}") from None
 
 
 class _NameIndex:

@@ -1,11 +1,12 @@
 """One plain file per object: `.pt`, `.npy`, `.pkl`, and formats that users add.
 
 Reading never runs code from a file, unless the caller trusts it: `.pt` is read with
-``weights_only``, `.npy` without objects, `.pkl` by an unpickler that knows only harmless classes.
+``weights_only``, `.npy` without objects, `.pkl` not at all.
 """
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 import os
@@ -23,9 +24,11 @@ from tensortap.frameworks import describe
 from tensortap.frameworks.registry import framework_named
 from tensortap.frameworks.view import array_of
 from tensortap.limits import available_memory
-from tensortap.runs import pickles
 from tensortap.runs.payloads import TensorReader
-from tensortap.runs.pickles import UntrustedFile
+
+
+class UntrustedFile(TensortapError):
+    """A file that may run code when it is read."""
 
 
 class FileFormat(NamedTuple):
@@ -98,7 +101,7 @@ def suffixes() -> set[str]:
 
 
 def load_file(path: Path, *, trust: bool = False, mapped: bool = False) -> Any:
-    """Return the object in a file; a pickle of unknown classes only if the file is trusted.
+    """Return the object in a file; that of a pickle only if the file is trusted.
 
     With `mapped`, tensors are read-only, and those that do not fit into memory stay in the file if
     its format allows that; shortening the file then ends this process.
@@ -266,14 +269,30 @@ def _save_nothing(obj: Any, path: Path) -> None:
 
 def _save_pickle(obj: Any, path: Path) -> None:
     with path.open("wb") as stream:
-        pickles.save(obj, stream)
+        _Pickler(stream, protocol=4).dump(obj)
+
+
+class _Pickler(pickle.Pickler):
+    """Embeds torch tensors as `torch.save` writes them: their own pickles cannot hold float8."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        tensor = _resolve("torch.Tensor")
+        if tensor is None or not isinstance(obj, tensor):
+            return NotImplemented
+        torch = sys.modules["torch"]
+        data = io.BytesIO()
+        torch.save(obj, data)
+        return torch.load, (io.BytesIO(data.getvalue()),)
 
 
 def _load_pickle(path: Path, trust: bool, mapped: bool) -> Any:
+    if not trust:
+        raise UntrustedFile(
+            f"{path.name} is a pickle, which may run code when read: "
+            "pass trust=True if you trust it"
+        )
     with open_regular(path) as stream:
-        if trust:
-            return pickle.load(stream)  # noqa: S301  the caller trusts it
-        return pickles.load(stream, path.name)
+        return pickle.load(stream)  # noqa: S301  the caller trusts it
 
 
 _NUMPY = FileFormat("numpy.ndarray", ".npy", _save_numpy, _load_numpy)

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import os
+import struct
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,12 +29,11 @@ from tensortap.files import (
     plain,
     restrict,
 )
+from tensortap.record import Kind
 from tensortap.runs import layout
-from tensortap.runs.arrow import column_roots, read_groups, row_indices
+from tensortap.runs.arrow import column_roots, numbers, read_groups, row_indices
 from tensortap.runs.payloads import sync_folder, write_all
-from tensortap.runs.rows import METADATA_KEY, schema
-from tensortap.runs.shared_columns import SHARED, SharedColumns
-from tensortap.runs.validation import check_columns, is_compressed, unreadable, validated
+from tensortap.runs.rows import COLUMNS, METADATA_KEY, schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,10 +46,11 @@ Unit = tuple[int, int]
 TAIL: Unit = (-1, 0)
 NameCounts = dict[str, dict[str, int]]
 """Name → kind → number of records."""
-_format_roots: list[str] = []  # the same for all files with the columns of the format
+_REQUIRED = (*COLUMNS[:8], "missing")
+_KINDS = frozenset(kind.value for kind in Kind)
+_EXPONENTS = 1 << 15  # longdouble has 16,445 below 0
 _ANY_STEP = (-(1 << 63), 1 << 63)
 _WORDS = ("name", "kind", "dtype")  # columns with few distinct strings
-_TAG_WORDS = ["tags.key_value.key", "tags.key_value.value"]
 _CLOCK_TICK = 1_000_000_000  # nanoseconds in which a file may change without a new time
 
 
@@ -73,7 +74,6 @@ class PartFile(NamedTuple):
     contents: Contents
     footer: Any
     steps: list[tuple[int, int]]
-    is_exact: bool  # its columns are those of the format, and no others
     roots: Sequence[str]  # the column of each leaf
 
 
@@ -205,9 +205,8 @@ class TailFile:
 class RankTables:
     """Read access to the tables that one rank has written."""
 
-    def __init__(self, run: Path, rank: int, shared: SharedColumns | None = None) -> None:
+    def __init__(self, run: Path, rank: int) -> None:
         self.rank = rank
-        self._shared = shared
         self.truncated = 0  # bytes at the end of the tail that are not a complete batch
         self.parts: list[PartFile] = []
         self.tail: list[pa.RecordBatch] = []
@@ -261,7 +260,7 @@ class RankTables:
         try:
             with open_regular(path) as stream:
                 columns = pa.ipc.read_schema(pa.ipc.read_message(stream))
-                check_columns(path, columns)
+                _check_columns(path, columns)
                 part = _read_metadata((columns.metadata or {}).get(METADATA_KEY, b"")).part
                 if part == self._tail_part:
                     stream.seek(self._tail_offset)
@@ -270,7 +269,7 @@ class RankTables:
                 self._read_batches(stream, columns)
         except FileNotFoundError:
             self.tail, self._tail_part = [], -1
-        except unreadable():  # even the schema is incomplete
+        except _unreadable():  # even the schema is incomplete
             self.tail, self._tail_part = [], -1
             self.truncated = path.stat().st_size
 
@@ -281,11 +280,11 @@ class RankTables:
         while self._tail_offset < size:
             try:
                 message = pa.ipc.read_message(stream)
-                if is_compressed(message):
+                if _is_compressed(message):
                     break  # tensortap writes none, and a small one may fill the memory
                 batch = pa.ipc.read_record_batch(message, columns)
-                self.tail.append(validated(batch, self.rank))
-            except unreadable():
+                self.tail.append(_validated(batch, self.rank))
+            except _unreadable():
                 break
             self._tail_offset = stream.tell()
         self.truncated = max(0, size - self._tail_offset)
@@ -344,21 +343,14 @@ class RankTables:
     ) -> pa.Table:
         """Return some columns of all rows of a part.
 
-        With `encode_words`, names, kinds and dtypes may come dictionary-encoded, and so may tags
-        that are read together with shards. The metadata of the schema then has the numbers of
-        `SharedColumns`, and is empty otherwise.
+        With `encode_words`, names, kinds and dtypes may come dictionary-encoded.
         """
         if part >= len(self.parts):
-            return self._tail_table(columns).replace_schema_metadata(None)
-        if not encode_words or columns is None:
-            return _read_parquet(self.parts[part], columns).replace_schema_metadata(None)
-        words = [name for name in _WORDS if name in columns]
-        if {"shard_placements", "tags"} <= set(columns):
-            # Arrow reads codes inside maps only if they come in one piece
-            with contextlib.suppress(CorruptFile):
-                tags = _TAG_WORDS if self.parts[part].footer.num_row_groups == 1 else []
-                return _read_with_shared(self.parts[part], columns, words + tags, self._shared)
-        return _read_with_shared(self.parts[part], columns, words, self._shared)
+            table = self._tail_table(columns)
+        else:
+            words = [n for n in _WORDS if n in columns] if encode_words and columns else None
+            table = _read_parquet(self.parts[part], columns, words)
+        return table.replace_schema_metadata(None)
 
     def take(self, part: int, rows: NDArray[np.int64], columns: list[str]) -> pa.Table:
         """Return ascending rows of a part; only the row groups that hold them are read."""
@@ -396,35 +388,9 @@ def _read_parquet(
         with pq.ParquetFile(part.path, metadata=part.footer, read_dictionary=words) as file:
             groups = list(range(part.footer.num_row_groups)) if group is None else [group]
             limit = _LARGEST_TABLE + 50 * part.path.stat().st_size
-            return validated(read_groups(file, groups, columns, limit, part.roots), part.rank)
-    except unreadable() as error:
+            return _validated(read_groups(file, groups, columns, limit, part.roots), part.rank)
+    except _unreadable() as error:
         raise CorruptFile(f"{part.path} cannot be read: {plain(str(error))}") from None
-
-
-def _read_with_shared(
-    part: PartFile, columns: list[str], words: list[str], shared: SharedColumns | None
-) -> pa.Table:
-    """Return columns of a part; those that other ranks have as well are decoded once."""
-    import pyarrow as pa
-
-    if shared is None or not part.is_exact:
-        return _read_parquet(part, columns, words).replace_schema_metadata(None)
-    try:
-        keys = shared.keys(part.path, part.footer, part.roots, columns)
-    except unreadable() as error:
-        raise CorruptFile(f"{part.path} cannot be read: {plain(str(error))}") from None
-    looked_up = {name: shared.get(name, key) for name, key in keys.items()}
-    known = {name: column for name, column in looked_up.items() if column is not None}
-    found = {name: column.cells for name, column in known.items()}
-    rest = [name for name in columns if name not in found]
-    if rest:
-        read = _read_parquet(part, rest, words)
-        found |= {name: read.column(name) for name in rest}
-        for name in keys.keys() & set(rest):
-            known[name] = shared.add(name, keys[name], found[name])
-    table = pa.Table.from_arrays([found[name] for name in columns], columns)
-    numbers = {f"{SHARED}{name}": str(column.number) for name, column in known.items()}
-    return table.replace_schema_metadata(numbers)
 
 
 def _read_part_file(path: Path, rank: int) -> PartFile:
@@ -433,7 +399,7 @@ def _read_part_file(path: Path, rank: int) -> PartFile:
     try:
         check_regular(path)
         footer = pq.read_metadata(path)
-        is_exact = check_columns(path, footer.schema.to_arrow_schema())
+        _check_columns(path, footer.schema.to_arrow_schema())
         contents = _read_metadata((footer.metadata or {}).get(METADATA_KEY, b"")).contents
         if contents is None:
             raise CorruptFile(f"{path} is not a table of a run: its metadata is missing")
@@ -441,11 +407,65 @@ def _read_part_file(path: Path, rank: int) -> PartFile:
         groups = [footer.row_group(i).column(column) for i in range(footer.num_row_groups)]
         ranges = [group.statistics for group in groups]
         steps = [(r.min, r.max) if r and r.has_min_max else _ANY_STEP for r in ranges]
-    except unreadable() as error:
+    except _unreadable() as error:
         raise CorruptFile(f"{path} cannot be read: {plain(str(error))}") from None
     if footer.num_rows != contents.rows:
         raise CorruptFile(f"{path} has {footer.num_rows} rows, not {contents.rows} as it says")
-    if is_exact and not _format_roots:
-        _format_roots.extend(column_roots(footer))
-    roots = _format_roots if is_exact else column_roots(footer)
-    return PartFile(path, rank, contents, footer, steps, is_exact, roots)
+    return PartFile(path, rank, contents, footer, steps, column_roots(footer))
+
+
+# -- checks of tables that somebody else may have written ------------------------------------
+
+
+def _unreadable() -> tuple[type[Exception], ...]:
+    """Return the errors that pyarrow raises for damaged files."""
+    import pyarrow as pa
+
+    return (pa.ArrowException, EOFError, OSError, ValueError, TypeError, MemoryError)
+
+
+def _check_columns(path: Path, found: pa.Schema) -> None:
+    """Raise CorruptFile unless a table has the columns of the format."""
+    if found.equals(schema()):
+        return
+    for field in schema():
+        if found.get_field_index(field.name) < 0 or found.field(field.name).type != field.type:
+            raise CorruptFile(f"{path} is not a table of a run: its column {field.name} is missing")
+
+
+def _validated(rows: Any, rank: int) -> Any:
+    """Return rows after checking each of their bytes: Arrow trusts offsets and would crash."""
+    import pyarrow.compute as pc
+
+    rows.validate(full=True)
+    names = rows.schema.names
+    for name in _REQUIRED:
+        if name in names and rows.column(name).null_count:
+            raise ValueError(f"the column {name} has empty cells")
+    if "rank" in names and (numbers(rows.column("rank")) != rank).any():
+        raise ValueError(f"it has rows of other ranks than {rank}")
+    if "kind" in names and not _KINDS.issuperset(rows.column("kind").unique().to_pylist()):
+        raise ValueError("it has records of unknown kinds")
+    if "first_bin" in names and "bins" in names:
+        first = np.nan_to_num(numbers(rows.column("first_bin")))
+        last = first + np.nan_to_num(numbers(pc.list_value_length(rows.column("bins"))))
+        if (first < -_EXPONENTS).any() or (last > _EXPONENTS).any():
+            raise ValueError("it counts exponents that no number has")
+    return rows
+
+
+def _is_compressed(message: pa.Message) -> bool:
+    """Return whether the body of a record batch is compressed, as its flatbuffer says."""
+    data = message.metadata.to_pybytes()
+
+    def field(table: int, number: int) -> int:
+        vtable = table - struct.unpack_from("<i", data, table)[0]
+        (size,) = struct.unpack_from("<H", data, vtable)
+        if 4 + 2 * number >= size:
+            return 0
+        (offset,) = struct.unpack_from("<H", data, vtable + 4 + 2 * number)
+        return table + int(offset) if offset else 0
+
+    header = field(struct.unpack_from("<I", data)[0], 2)
+    batch = header + int(struct.unpack_from("<I", data, header)[0])
+    return field(batch, 3) != 0

@@ -19,7 +19,6 @@ from tensortap.pipeline.receipt import Receipt
 from tensortap.runs.folders import end_run, job_name, shared_run
 from tensortap.runs.layout import receipt_file, write_json
 from tensortap.settings import buffer_size
-from tensortap.sinks.rank_stores import RankStores
 from tensortap.sinks.store import StoreSink
 
 log = logging.getLogger("tensortap")
@@ -36,7 +35,7 @@ class OpenRun:
         self.rank = rank
         self.world_size = world_size
         sink = StoreSink(path, rank, durable=durable, ledger=pipeline.ledger)
-        self.queue = Queue(RankStores(sink), budget=buffer_size(), overflow="newest", name="store")
+        self.queue = Queue(sink, budget=buffer_size(), overflow="newest", name="store")
         self.next_step = 0  # first step of the next tracker
         self._before = pipeline.receipt()
         self.keeper: Any = None

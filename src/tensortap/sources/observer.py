@@ -19,7 +19,6 @@ from tensortap.alerts import Alert
 from tensortap.frameworks.observing import (
     Explain,
     Observed,
-    SimulatedTensor,
     never_skipped,
 )
 from tensortap.frameworks.protocol import PendingDigest, PendingSummary
@@ -148,9 +147,6 @@ class Observer:
         """
         start = _now()
         pending = None
-        if isinstance(value, SimulatedTensor):
-            self._add_parts(value, step, explain)
-            return None
         if self.batch is not None and stats is None:
             memory = memory_of(value)
             if memory is not None:
@@ -164,13 +160,6 @@ class Observer:
         self.add(observed, stats, pending, value, step, explain)
         pipeline.ledger.track(_now() - start)
         return stats
-
-    def _add_parts(self, value: SimulatedTensor, step: int | None, explain: Explain | None) -> None:
-        """Make a record of each rank that this process simulates."""
-        for rank, observed, part in value.parts:
-            stats, pending = arrays.summary_of(part) if self.options.stats else (None, None)
-            place = rank, value.world_size
-            self.add(observed, stats, pending, part, step, explain, place)
 
     def observe_all(self, found: Sequence[tuple[Observed, Any]], step: int | None = None) -> None:
         """Make records of tensors in their order; those in memory are summarized together."""
@@ -204,17 +193,15 @@ class Observer:
         value: Any = None,
         step: int | None = None,
         explain: Explain | None = None,
-        place: tuple[int, int] | None = None,
     ) -> None:
         """Make a record of statistics; if they are pending, once a device has computed them.
 
-        Of pending ones that turn out not to be finite, `explain` gets the tags. `place` is the rank
-        and the world size, if they are not those of this process.
+        Of pending ones that turn out not to be finite, `explain` gets the tags.
         """
         if step is None:
             step = self.step_number
         self._hand_over()
-        rank, world_size = place or ranks.rank_and_world_size()
+        rank, world_size = ranks.rank_and_world_size()
         seq, now = pipeline.next_seq(), time.time_ns()
         record = self._record_of(observed, step, seq, rank, world_size, now, stats)
         nbytes, later = 0, None

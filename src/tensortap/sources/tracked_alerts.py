@@ -105,7 +105,6 @@ class TrackedAlerts:
             alert = Alert(rule, full, Kind.ACTIVATION, step, rank, full, message)
             self._record(alert, world_size)
 
-
     def _record(self, alert: Alert, world_size: int, rank: int | None = None) -> None:
         (self.hints if alert.severity == HINT else self.alerts).append(alert)
         self._hand_over()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from tensortap.alerts import Alert, alert_of
 from tensortap.record import Kind, Record
 from tensortap.runs.arrow import coded, lists, numbers, valid_cells
 from tensortap.runs.rows import decode_value
-from tensortap.runs.shared_columns import SHARED
 from tensortap.stats.shard_digest import SIZE as DIGEST_SIZE
 from tensortap.table.numbering import stable_order
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 
-Result = TypeVar("Result")
 VALUE = "value"
 """The statistic of records that are single numbers; the column ``number`` of the run format."""
 
@@ -34,25 +32,14 @@ _MIX = tuple(
     (np.uint64(shift), np.uint64(factor))
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 )
-_LARGEST_MEMO = 32 << 20  # bytes of results
-_FEW = 8  # rows of which there are so many times as many are a few
 _SEARCHES = 5  # of all rows take as long as an index of them
 
 
 class GrowingArray:
-    """An array with room at its end.
-
-    An array that is appended again and again, as by ranks that recorded alike, is copied only when
-    `values` is read: the first use of memory takes longer than all else.
-    """
+    """An array with room at its end."""
 
     def __init__(self, dtype: type) -> None:
         self._buffer: NDArray[Any] = np.empty(0, dtype)
-        self._filled = 0  # values in the buffer
-        self._repeated: list[NDArray[Any]] = []  # arrays that follow them
-        self._last: NDArray[Any] | None = None
-        self._is_positive = (0, False)  # for how many values, and whether one is
-        self._places: tuple[NDArray[Any], Integers, Integers] | None = None  # for `take`
         self.size = 0
 
     def reserve(self, count: int) -> None:
@@ -60,87 +47,19 @@ class GrowingArray:
         end = self.size + count
         if end > len(self._buffer):
             larger = np.empty(max(end, 2 * self.size), self._buffer.dtype)
-            larger[: self._filled] = self._buffer[: self._filled]
+            larger[: self.size] = self.values
             self._buffer = larger
 
     def extend(self, values: NDArray[Any]) -> None:
-        """Append values, which must not change afterwards."""
+        """Append values."""
         self.reserve(len(values))
-        if self._repeated or values is self._last:
-            self._repeated.append(values)
-        else:
-            self._fill(values)
-        self._last, self._places = values, None
+        self._buffer[self.size : self.size + len(values)] = values
         self.size += len(values)
-
-    def _fill(self, values: NDArray[Any]) -> None:
-        end = self._filled + len(values)
-        self._buffer[self._filled : end] = values
-        self._filled = end
 
     @property
     def values(self) -> NDArray[Any]:
         """All values so far."""
-        repeated, self._repeated, self._places = self._repeated, [], None
-        for values in repeated:
-            self._fill(values)
         return self._buffer[: self.size]
-
-    def take(self, rows: Integers) -> NDArray[Any]:
-        """Return the values of some rows; a few rows do not make it copy what is repeated.
-
-        >>> array, part = GrowingArray(np.int64), np.array([5, 6])
-        >>> for _ in range(20):
-        ...     array.extend(part)
-        >>> array.take(np.array([39, 1, 2])), len(array._repeated)
-        (array([6, 6, 5]), 19)
-        """
-        if not self._repeated or _FEW * len(rows) > self.size:
-            return self.values[rows]
-        if self._places is None:
-            chunks = [self._buffer[: self._filled], *self._repeated]
-            once = {id(chunk): chunk for chunk in chunks}
-            starts = dict(zip(once, np.cumsum([0, *map(len, once.values())]), strict=False))
-            ends = np.cumsum([len(chunk) for chunk in chunks])
-            shift = np.array([starts[id(chunk)] + len(chunk) for chunk in chunks]) - ends
-            self._places = np.concatenate(list(once.values())), ends, shift
-        values, ends, shift = self._places
-        return np.asarray(values[rows + shift[np.searchsorted(ends, rows, side="right")]])
-
-    def is_positive(self) -> bool:
-        """Return whether any value is above 0."""
-        if self._is_positive[0] != self.size:
-            chunks = {id(each): each for each in (self._buffer[: self._filled], *self._repeated)}
-            found = any(bool((chunk > 0).any()) for chunk in chunks.values())
-            self._is_positive = self.size, found
-        return self._is_positive[1]
-
-
-class ColumnMemo:
-    """Cache of results for columns that ranks share; see `SharedColumns`."""
-
-    def __init__(self) -> None:
-        self._known: dict[Any, NDArray[Any]] = {}
-        self._nbytes = 0
-        self._rows: pa.Table = None
-        self._numbers: dict[bytes, bytes] = {}  # of the columns of these rows
-
-    def get(
-        self, rows: pa.Table, columns: Sequence[str], compute: Callable[[], NDArray[Any]]
-    ) -> NDArray[Any]:
-        """Return the result for columns, computed unless other rows had the same columns."""
-        if rows is not self._rows:
-            self._rows, self._numbers = rows, rows.schema.metadata or {}
-        key = tuple([self._numbers.get(f"{SHARED}{name}".encode()) for name in columns])
-        if None in key:
-            return compute()
-        if key not in self._known:
-            result = compute()
-            self._nbytes += result.nbytes
-            if self._nbytes > _LARGEST_MEMO:
-                self._known, self._nbytes = {}, result.nbytes
-            self._known[key] = result
-        return self._known[key]
 
 
 class InternedColumn:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tensortap.arguments import checked
 from tensortap.errors import MissingExtra, SchemaError, TensortapError
 from tensortap.record import Kind
-from tensortap.runs.pickles import UntrustedFile
+from tensortap.runs.object_files import UntrustedFile
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tensortap.runs.arrow import coded, lists, numbers, row_indices
-from tensortap.table.columns import ColumnMemo, GrowingArray, is_valid
+from tensortap.table.columns import GrowingArray, is_valid
 from tensortap.table.numbering import codes, distinct, first_of
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ class ShardKeys:
         self._batches: dict[str, int] = {}
         self._starts: list[int] = []  # the first row of each part that was appended
         self._meshes: list[str | None] = []  # its mesh; None if it has several
-        self._tags = _TagCodes()
 
     @property
     def size(self) -> int:
@@ -72,25 +71,23 @@ class ShardKeys:
             found.append(mesh if has_mesh else "")
         return found
 
-    def extend(self, cells: pa.Table, memo: ColumnMemo) -> None:
-        """Append the keys of rows; `memo` knows those that other ranks have as well."""
+    def extend(self, cells: pa.Table) -> None:
+        """Append the keys of rows."""
         shapes = [cells.column(name) for name in ("shape", "shard_offsets")]
-        placements, tags = cells.column("shard_placements"), cells.column("tags")
-        self._place.extend(
-            memo.get(cells, ("shape", "shard_offsets"), lambda: self._place_codes(shapes))
+        self._place.extend(self._place_codes(shapes))
+        layout, batch, mesh, texts = _tags(
+            cells.column("tags").combine_chunks(), "placements", "batch", "mesh"
         )
-        flags = memo.get(
-            cells, ("shard_offsets",), lambda: SHARD * is_valid(shapes[1]).astype(np.uint8)
-        )
-        partial = memo.get(
-            cells, ("shard_placements",), lambda: PARTIAL * _is_partial(placements).astype(np.uint8)
-        )
-        tag_flags, batch_tag, meshes, words = self._tags.read(tags.combine_chunks())
+        words = [*texts, ""]  # the last one is that of rows without the tag, whose code is -1
+        meshes = distinct(mesh[mesh >= 0])
         self._starts.append(self.size)
         self._meshes.append(words[meshes[0] if len(meshes) else -1] if len(meshes) < 2 else None)
         batches = [self._batches.setdefault(word, len(self._batches)) for word in words]
-        self._batch.extend(np.array(batches, np.int32)[batch_tag])
-        self._flags.extend(flags | partial | tag_flags)
+        self._batch.extend(np.array(batches, np.int32)[batch])
+        flags = SHARD * is_valid(shapes[1]) + PARTIAL * _is_partial(
+            cells.column("shard_placements")
+        )
+        self._flags.extend(flags + LAYOUT * (layout >= 0) + MESH * (mesh >= 0))
 
     def _place_codes(self, shapes: list[pa.ChunkedArray]) -> NDArray[np.int32]:
         local = codes(*map(_list_codes, shapes))
@@ -126,47 +123,6 @@ def _text_lists(column: pa.ChunkedArray) -> tuple[Integers, Integers, list[str]]
     lengths = np.nan_to_num(numbers(pc.list_value_length(column))).astype(np.int64)
     items, texts = coded(pa.chunked_array([c.flatten() for c in column.chunks], pa.string()))
     return lengths, items.astype(np.int64), texts
-
-
-class _TagCodes:
-    """Decodes tags, and reuses the codes of the last rank if another one differs only in words."""
-
-    def __init__(self) -> None:
-        self._cells: pa.MapArray = None
-        self._found: tuple[Any, ...] = ()
-        self._count = 0  # words that the codes are for
-
-    def read(self, cells: pa.MapArray) -> tuple[Any, ...]:
-        """Return the flags of rows, codes of their batches and of all meshes, and the words.
-
-        The last word is that of rows without the tag, whose code is -1.
-        """
-        words = _distinct_words(cells.items)
-        if not words or len(words) != self._count or not _has_same_codes(cells, self._cells):
-            layout, batch, mesh, texts = _tags(cells, "placements", "batch", "mesh")
-            flags = LAYOUT * (layout >= 0) + MESH * (mesh >= 0)
-            self._found = flags.astype(np.uint8), batch, distinct(mesh[mesh >= 0])
-            self._cells, self._count, words = cells, len(words), texts
-        return *self._found, [*words, ""]
-
-
-def _distinct_words(items: pa.Array) -> list[str]:
-    """Return the dictionary of a column; an empty list if its codes cannot be reused."""
-    import pyarrow as pa
-
-    if not pa.types.is_dictionary(items.type) or items.null_count:
-        return []
-    words = items.dictionary.to_pylist()
-    return words if None not in words and len({*words}) == len(words) else []
-
-
-def _has_same_codes(cells: pa.MapArray, others: pa.MapArray) -> bool:
-    """Return whether two columns of tags are equal except for the words of their dictionaries."""
-    return bool(
-        cells.offsets.equals(others.offsets)
-        and cells.keys.equals(others.keys)
-        and cells.items.indices.equals(others.items.indices)
-    )
 
 
 def _tags(cells: pa.MapArray, *keys: str) -> tuple[Any, ...]:

@@ -32,7 +32,6 @@ from tensortap.table.columns import (
     HAS_NUMBER,
     NONFINITE_COUNTS,
     VALUE,
-    ColumnMemo,
     GrowingArray,
     InternedColumn,
     SeriesIndex,
@@ -141,7 +140,7 @@ class Table:
                 column = self._integers[name]
             else:
                 column = self._statistic(name)
-            return column.values[: len(self)] if rows is None else column.take(rows)
+            return column.values[: len(self)] if rows is None else column.values[rows]
 
     def refresh(self) -> bool:
         """Read new rows; return whether there were any."""
@@ -199,16 +198,15 @@ class Table:
             **{name: (column, numbers) for name, column in self._integers.items()},
             **{name: (self._statistics[name], numbers) for name in along if name in STATISTICS},
         }
-        count, memo = sum(map(len, self._blocks())) - start, ColumnMemo()
+        count = sum(map(len, self._blocks())) - start
         for column, _ in columns.values():
             column.reserve(count)
         more = [*ShardKeys.columns, "number"] if along else []
         for chunk in self.read([*columns, *more], start):
             for name, (column, values_of) in columns.items():
-                compute = functools.partial(values_of, chunk.column(name))
-                column.extend(memo.get(chunk, (name,), compute))
+                column.extend(values_of(chunk.column(name)))
             if along:
-                self._keys.extend(chunk, memo)
+                self._keys.extend(chunk)
                 for name in (VALUE, HAS_NUMBER):
                     self._statistics[name].extend(numbers_of(chunk, name))
 
@@ -235,9 +233,8 @@ class Table:
         """Return which shards and batches the rows are of."""
         with self.lock:
             if not self.has_shard_keys:
-                memo = ColumnMemo()
                 for chunk in self.read([*ShardKeys.columns], self._keys.size):
-                    self._keys.extend(chunk, memo)
+                    self._keys.extend(chunk)
             return self._keys
 
     def _series(self) -> SeriesIndex:
@@ -281,8 +278,7 @@ class Table:
 
     def is_positive(self, name: str) -> bool:
         """Return whether an index column or a statistic is above 0 in any row."""
-        with self.lock:
-            return (self._integers.get(name) or self._statistic(name)).is_positive()
+        return bool((self.values_at(name) > 0).any())
 
     def prefetch(self, statistics: Iterable[str]) -> None:
         """Read statistics together: every pass opens the files of all ranks."""

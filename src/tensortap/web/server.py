@@ -24,8 +24,8 @@ from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, R
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from tensortap.errors import MissingExtra, TensortapError
 from tensortap.core.rooms import Room, Tab, folder_of, load, rooms
+from tensortap.errors import MissingExtra, TensortapError
 from tensortap.web.access_control import AccessControl, AccessMiddleware
 from tensortap.web.catalog import Catalog
 from tensortap.web.catalog_entries import RunEntry

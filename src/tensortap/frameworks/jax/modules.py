@@ -91,9 +91,7 @@ def haiku_name(name: str) -> str:
 class _Marking:
     """The outputs to mark, and the modules whose calls are under way."""
 
-    def __init__(
-        self, wants: Wants, on_error: OnError, collector: Collector
-    ) -> None:
+    def __init__(self, wants: Wants, on_error: OnError, collector: Collector) -> None:
         self._wants = wants
         self._on_error = on_error
         self._collector = collector
@@ -114,8 +112,7 @@ class _Marking:
             keys = [key for key in map(key_name, path) if key != "data_array"]  # of a NamedArray
             whole = f"{name}[{'.'.join(keys)}]" if keys else name
             label = output_mark(whole, type_name(cls), activation, gradient, self._collector)
-            leaf = mark(leaf, label)
-            return leaf
+            return mark(leaf, label)
 
         try:
             activation = self._wants(Kind.ACTIVATION, name)
@@ -126,7 +123,6 @@ class _Marking:
         except Exception as error:  # an output that JAX cannot take apart
             self._on_error(name, error)
             return output
-
 
     def is_calling(self, module: Any) -> bool:
         """Return whether `module` is the module whose call is under way."""

@@ -16,7 +16,6 @@ from tensortap.errors import CaptureError
 from tensortap.frameworks.numpy.adapter import build as build_numpy
 from tensortap.frameworks.numpy.adapter import tensor_data
 from tensortap.frameworks.protocol import Adapter, Framework, Path, Snapshot
-from tensortap.frameworks.rebuild import rebuild_tensor
 from tensortap.record import Summary, TensorData
 from tensortap.stats import summarize_array
 
@@ -44,12 +43,6 @@ class MlxFramework(Framework):
             built = mx.array(array.view(f"u{dtype.size}")).view(dtype)
             mx.eval(built)
         return built
-
-    def reduction(self, value: Any) -> tuple[Any, tuple[Any, ...]] | None:
-        if not isinstance(value, mx.array):
-            return None
-        array = _view(value)
-        return rebuild_tensor, ("mlx", _NAMES[value.dtype], array.shape, array.tobytes())
 
 
 FRAMEWORK = MlxFramework()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path as FilePath
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch.overrides import has_torch_function
@@ -93,27 +92,17 @@ class TorchFramework(Framework):
     def save(self, value: Any, path: FilePath) -> None:
         torch.save(value, path)
 
-    def load(self, file: FilePath | BinaryIO, *, trust: bool, mapped: bool = False) -> Any:
+    def load(self, file: FilePath, *, trust: bool, mapped: bool = False) -> Any:
         # only zip archives can be mapped, which is what torch writes since 1.6
         archived = zipfile.is_zipfile(file)
         if archived and not trust:
             with zipfile.ZipFile(file) as archive:
                 if any(each.compress_type != zipfile.ZIP_STORED for each in archive.infolist()):
                     raise ValueError("it is compressed, which torch.save does not do")
-        if not isinstance(file, FilePath):
-            file.seek(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about files that other versions have written
             options: dict[str, Any] = {"weights_only": not trust, "mmap": mapped and archived}
             return torch.load(file, map_location="cpu", **options)
-
-    def reduction(self, value: Any) -> tuple[Any, tuple[Any, ...]] | None:
-        # not torch's own reduction, which cannot read float8 and trusts the bytes that it reads
-        if not isinstance(value, torch.Tensor):
-            return None
-        data = io.BytesIO()
-        torch.save(value, data)
-        return torch.load, (io.BytesIO(data.getvalue()),)
 
     def without_graph(self) -> contextlib.AbstractContextManager[Any]:
         context: contextlib.AbstractContextManager[Any] = torch.no_grad()

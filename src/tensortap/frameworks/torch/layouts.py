@@ -14,7 +14,6 @@ import torch
 
 from tensortap.frameworks.observing import tensors_in
 from tensortap.frameworks.torch.meshes import tensor_mesh
-from tensortap.frameworks.torch.private import simulates_ranks
 from tensortap.frameworks.torch.shards import shard_of
 from tensortap.record import Shard
 
@@ -52,8 +51,6 @@ class Layouts:
         if not self.mesh or hasattr(tensor, "device_mesh"):
             return None, {}
         whole = self._computed.pop(name, None)
-        if simulates_ranks():  # each of which has another part
-            return self._placed(None)
         shard = self._shard(tensor) if whole is None else _inferred(whole, tensor)
         if shard is None and whole is None:
             found = (self._shard(each) for _, each in tensors_in(inputs, torch.Tensor)

@@ -6,11 +6,9 @@ import functools
 import re
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from tensortap.frameworks.torch.private import root_mesh, simulated_parts, simulates_ranks
-from tensortap.frameworks.torch.tensors import quiet
+from tensortap.frameworks.torch.private import root_mesh
 
 # dimensions whose ranks have different batches or parts of them, by the names that people give them
 _OWN_BATCH = re.compile(
@@ -26,55 +24,21 @@ class TensorMesh(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def mesh_tag(mesh: Any, rank: int | None = None) -> str:
-    """Return where a rank is in the mesh of the whole job: ``"dp=0/2 tp=1/4"``; None: this one."""
+def mesh_tag(mesh: Any) -> str:
+    """Return where this rank is in the mesh of the whole job: ``"dp=0/2 tp=1/4"``."""
     whole = root_mesh(mesh)
-    coordinate = coordinate_in(whole, rank)
+    coordinate = whole.get_coordinate()
     if coordinate is None:
-        whole, coordinate = mesh, coordinate_in(mesh, rank) or [-1] * mesh.ndim
+        whole, coordinate = mesh, mesh.get_coordinate() or [-1] * mesh.ndim
     names = whole.mesh_dim_names or [f"dim{i}" for i in range(whole.ndim)]
     places = zip(names, coordinate, whole.mesh.shape, strict=True)
     return " ".join(f"{name}={index}/{size}" for name, index, size in places)
 
 
-@functools.lru_cache(maxsize=64)
-def _grid(mesh: Any) -> Any:
-    """Return the ranks of a mesh as an array; torch computes them anew each time."""
-    ranks = mesh.mesh
-    parts = simulated_parts(ranks)
-    with quiet():
-        return np.array((ranks if parts is None else next(iter(parts.values()))).tolist())
-
-
-def coordinate_in(mesh: Any, rank: int | None) -> list[int] | None:
-    """Return where a rank is in a mesh; None if it does not belong to it.
-
-    Without a rank, that is this one or, if torch simulates all of them, the first.
-    """
-    if rank is None and not simulates_ranks():
-        found: list[int] | None = mesh.get_coordinate()
-        return found
-    # a slice of a mesh has the ranks of one process only: its dimensions are those of the whole
-    whole = root_mesh(mesh)
-    places = np.argwhere(_grid(whole) == (rank or 0)).tolist()
-    if not places:
-        return None
-    if whole.mesh_dim_names is None or mesh is whole:
-        return list(places[0])
-    at = dict(zip(whole.mesh_dim_names, places[0], strict=True))
-    return [at[name] for name in mesh.mesh_dim_names]
-
-
 @functools.lru_cache(maxsize=4096)
-def first_rank(mesh: Any, rank: int | None = None) -> str:
+def first_rank(mesh: Any) -> str:
     """Return the first rank of a mesh: ranks of other meshes have other batches."""
-    if rank is None:
-        return str(int(mesh.mesh.min()))
-    whole = root_mesh(mesh)
-    names, place = whole.mesh_dim_names or (), coordinate_in(whole, rank) or ()
-    own = set(mesh.mesh_dim_names or ())
-    at = tuple(slice(None) if n in own else i for n, i in zip(names, place, strict=False))
-    return str(int(_grid(whole)[at].min()))
+    return str(int(mesh.mesh.min()))
 
 
 def tensor_mesh(root: torch.nn.Module) -> TensorMesh:
@@ -83,7 +47,7 @@ def tensor_mesh(root: torch.nn.Module) -> TensorMesh:
     by_fsdp = is_sharded(root)
     found = []
     for mesh in {each.device_mesh: None for each in parameters}:
-        coordinate = coordinate_in(mesh, None)
+        coordinate = mesh.get_coordinate()
         if coordinate is None:  # this rank does not belong to it
             continue
         own = [each.placements for each in parameters if each.device_mesh == mesh]

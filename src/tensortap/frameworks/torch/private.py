@@ -217,21 +217,6 @@ def schema_of(operator: Any) -> Any:
     return getattr(operator, "_schema", None)
 
 
-def simulated_parts(tensor: Any) -> dict[int, torch.Tensor] | None:
-    """Return the tensors of the ranks that ``LocalTensorMode`` simulates; None for other tensors.
-
-    Buys: records of each of them. Otherwise such tensors are not recorded, and counted as errors.
-    """
-    simulated = type(tensor).__name__ == "LocalTensor"
-    return getattr(tensor, "_local_tensors", None) if simulated else None
-
-
-def simulates_ranks() -> bool:
-    """Return whether ``LocalTensorMode`` simulates the ranks of this job."""
-    module = sys.modules.get("torch.distributed._local_tensor")
-    return module is not None and module.local_tensor_mode() is not None
-
-
 def is_inner_stage() -> bool:
     """Return whether a pipeline stage that is not the last one calls the current module.
 

@@ -9,11 +9,9 @@ from typing import Any
 import msgspec
 import torch
 
-from tensortap.frameworks.observing import Observed, SimulatedTensor
-from tensortap.frameworks.torch import private
-from tensortap.frameworks.torch.meshes import coordinate_in, first_rank, mesh_tag
+from tensortap.frameworks.observing import Observed
+from tensortap.frameworks.torch.meshes import first_rank, mesh_tag
 from tensortap.frameworks.torch.tensors import build, dtype_name
-from tensortap.ranks import rank_and_world_size
 from tensortap.record import Kind, Shard, TensorData
 
 _DESCRIPTIONS = 1 << 16  # that are kept: calls within `generate` have no end
@@ -32,9 +30,7 @@ def local_shard(tensor: Any) -> tuple[Any, Shard]:
     """Return the local part of a DTensor and its place in the whole, without communication."""
     with torch.no_grad():
         local = waited(tensor.to_local())
-    # the ranks that torch simulates have a part each: `observed` tells them apart
-    rank = None if private.simulated_parts(local) is None else 0
-    return local.detach(), shard_of(tensor, tuple(tensor.placements), rank)
+    return local.detach(), shard_of(tensor, tuple(tensor.placements))
 
 
 def computed_part(tensor: Any) -> torch.Tensor:
@@ -73,10 +69,10 @@ def waited(tensor: Any) -> Any:
     return tensor.wait() if hasattr(tensor, "wait") else tensor
 
 
-def shard_of(tensor: Any, placements: tuple[Any, ...], rank: int | None = None) -> Shard:
-    """Return which part of a DTensor a rank has with some placements; this rank if it is None."""
+def shard_of(tensor: Any, placements: tuple[Any, ...]) -> Shard:
+    """Return which part of a DTensor this rank has with some placements."""
     mesh = tensor.device_mesh
-    coordinate, shape = coordinate_in(mesh, rank), tuple(tensor.shape)
+    coordinate, shape = mesh.get_coordinate(), tuple(tensor.shape)
     offsets: tuple[int, ...] = ()
     if coordinate is not None:  # this rank belongs to the mesh
         offsets = _offsets(shape, tuple(mesh.shape), tuple(coordinate), placements)
@@ -184,8 +180,6 @@ def observed(
     tags = tags or {}
     if type(local) is not torch.Tensor:
         local = waited(local)
-        if private.simulates_ranks():
-            return _simulated(Observed(name, kind, call, type_name, "", (), shard, tags), local)
     if type(local) is not torch.Tensor and hasattr(local, "to_local"):
         mesh = local.device_mesh
         local, shard = local_shard(local)
@@ -194,28 +188,3 @@ def observed(
             tags["batch"] = first_rank(mesh)
     dtype, shape = dtype_name(local.dtype), tuple(local.shape)
     return Observed(name, kind, call, type_name, dtype, shape, shard, tags), local
-
-
-def _simulated(seen: Observed, tensor: Any) -> tuple[Observed, Any]:
-    """Return the description of a tensor of simulated ranks, and the part of each of them."""
-    local, is_whole = tensor, hasattr(tensor, "to_local")
-    if is_whole:
-        with torch.no_grad():
-            local = waited(tensor.to_local())
-    seen = seen._replace(dtype=dtype_name(local.dtype))
-    parts = private.simulated_parts(local) or {0: local}
-    found = []
-    for rank, part in parts.items():
-        tags, shard = seen.tags, seen.shard
-        if not is_whole:
-            # that of the first rank
-            tags = {key: tag for key, tag in tags.items() if key != "mesh"}
-        else:
-            shard = shard_of(tensor, tuple(tensor.placements), rank)
-            mesh = tensor.device_mesh
-            tags = {**tags, "placements": " ".join(shard.placements), "mesh": mesh_tag(mesh, rank)}
-            if seen.kind in (Kind.ACTIVATION, Kind.GRADIENT):
-                tags["batch"] = first_rank(mesh, rank)
-        shape = tuple(int(length) for length in part.shape)
-        found.append((rank, seen._replace(shape=shape, shard=shard, tags=tags), part))
-    return seen, SimulatedTensor(rank_and_world_size()[1], found)

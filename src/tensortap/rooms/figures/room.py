@@ -7,6 +7,11 @@ from tensortap.rooms import Room, Tab
 ROOM = Room(
     name="figures",
     commands={"report": "tensortap.cli.report:report"},
-    tabs=(Tab("overview.js", 10), Tab("lines.js", 20), Tab("exponents.js", 30), Tab("tensors.js", 40)),
+    tabs=(
+        Tab("overview.js", 10),
+        Tab("lines.js", 20),
+        Tab("exponents.js", 30),
+        Tab("tensors.js", 40),
+    ),
     routes="tensortap.web.routes.figures:ROUTES",
 )
