@@ -300,7 +300,7 @@ def test_a_slow_rank_is_behind_by_the_time_of_its_records():
 
 
 def test_settled_steps_are_those_that_all_ranks_have_passed():
-    # of later ones, records may be on their way: here those of ranks that have the right weight
+    """Of later ones, records may be on their way: here those of ranks with the right weight."""
     records = [r for r in weights(add_one([0], 2)) if r.step < 5 or r.rank < 2]
     assert [each.step for each in found(records, settled=True)] == [2]
     only_two = [r for r in weights(add_one([0], 2)) if r.step < 2 or r.rank < 2]
