@@ -10,7 +10,7 @@ MANY = 1 << 26  # 256 MiB of float32
 def comparing_arrays() -> list[Row]:
     import numpy as np
 
-    from tensortap.compare import compare_values
+    from tensortap.rooms.compare import compare_values
 
     a = np.random.default_rng(0).standard_normal(MANY, np.float32)
     near = a * np.float32(1 + 3e-7)  # differs everywhere, but passes

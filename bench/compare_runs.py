@@ -32,7 +32,7 @@ def _write(folder: str, seed: int, tensors: int, shape: int, noise: float) -> pa
 
 
 def runs_that_differ() -> list[Row]:
-    from tensortap.compare.runs import compare_runs
+    from tensortap.rooms.compare.runs import compare_runs
 
     _no_server()
     folder = _folder()
@@ -68,7 +68,7 @@ def equal_runs() -> list[Row]:
     import pyarrow.parquet as pq
 
     import tensortap as tap
-    from tensortap.compare.runs import compare_runs
+    from tensortap.rooms.compare.runs import compare_runs
 
     assert pandas
     _no_server()

@@ -18,10 +18,10 @@ def crowd(pipe: Connection, address: str, first: int, count: int) -> None:
     """Open connections at the same time; on request, send a record on each and await them all."""
     import zmq
 
-    from tensortap.record import Kind, Record
-    from tensortap.wire import keys
-    from tensortap.wire import messages as wire
-    from tensortap.wire.address import parse_address
+    from tensortap.core.record import Kind, Record
+    from tensortap.live import keys
+    from tensortap.live import messages as wire
+    from tensortap.live.address import parse_address
 
     key, context = keys.find_key(), zmq.Context()
     sockets = [context.socket(zmq.DEALER) for _ in range(count)]

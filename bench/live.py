@@ -37,7 +37,7 @@ def _empty(value, name=None, *, every=1, first=None, when=True, changed=False, s
 
 def skipped() -> list[Row]:
     import tensortap as tap
-    from tensortap.sources.catch import catch
+    from tensortap.capture.catch import catch
 
     rows = []
     with process(session, "256MB") as pipe:
@@ -62,7 +62,7 @@ def skipped() -> list[Row]:
         rows.append(Row("skipped catch, unnamed ÷ empty call", 12, True, c, d))
     # the server is dead now: same process, nobody listening
     deadline = time.monotonic() + 20
-    from tensortap.pipeline.pipeline import pipeline as here
+    from tensortap.capture.pipeline import pipeline as here
 
     while here.on and time.monotonic() < deadline:
         tap.catch(0.0, "hello")
@@ -271,7 +271,7 @@ def memory_of_the_producer() -> list[Row]:
     import psutil
 
     import tensortap as tap
-    from tensortap.settings import memory_limit
+    from tensortap.core.settings import memory_limit
 
     with process(session, "50%") as server:
         os.environ["TENSORTAP_SERVER"] = server.recv()

@@ -54,13 +54,13 @@ def producers(pipe: Connection, address: str, first: int, count: int, slow: bool
     import numpy as np
     import psutil
 
-    from tensortap.buffers import Pool
-    from tensortap.frameworks import snapshot
-    from tensortap.pipeline.ledger import Ledger
-    from tensortap.pipeline.queue import Queue, admit, write_to
-    from tensortap.record import Kind, Record
-    from tensortap.sinks.live import LiveSink
-    from tensortap.wire.address import parse_address
+    from tensortap.capture.ledger import Ledger
+    from tensortap.capture.queue import Queue, admit, write_to
+    from tensortap.core.buffers import Pool
+    from tensortap.core.record import Kind, Record
+    from tensortap.live.address import parse_address
+    from tensortap.live.sink import LiveSink
+    from tensortap.values import snapshot
 
     values = {nbytes: np.zeros(nbytes, np.uint8) for nbytes in SIZES}
     ended = threading.Event()
@@ -108,7 +108,7 @@ def loaded_session(pipe: Connection, bound: str) -> None:
     import psutil
 
     from tensortap.api import session as live
-    from tensortap.errors import NotFound
+    from tensortap.core.errors import NotFound
 
     server = live._server = live.start("127.0.0.1", 0, bound)
     own = psutil.Process()

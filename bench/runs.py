@@ -212,7 +212,7 @@ def training_thread() -> list[Row]:
     import numpy as np
 
     import tensortap as tap
-    from tensortap.pipeline.pipeline import pipeline as here
+    from tensortap.capture.pipeline import pipeline as here
 
     folder = _folder()
     array = np.arange(64, dtype=np.float32)

@@ -26,10 +26,10 @@ def _measure(pipe: Any, run: pathlib.Path, task: str) -> None:
     import pyarrow.compute
     import pyarrow.parquet
 
+    from tensortap.rooms.figures.figures import heatmap_figure, ranks_figure
+    from tensortap.rooms.ranks.findings import rank_findings
     from tensortap.table.mesh import mesh_layout
-    from tensortap.table.rank_findings import rank_findings
     from tensortap.table.table import table_of
-    from tensortap.viz.figures import heatmap_figure, ranks_figure
 
     assert pyarrow.compute
     assert pyarrow.parquet

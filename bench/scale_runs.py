@@ -31,7 +31,7 @@ def names_of(count: int) -> list[str]:
 
 def heads_of(rank: int, ranks: int, names: int) -> tuple[Any, ...]:
     """Return the records of a step without their statistics: three kinds in turn."""
-    from tensortap.record import Kind, Record, Shard
+    from tensortap.core.record import Kind, Record, Shard
 
     data, tensor = mesh_of(ranks)
     offset = rank % tensor * (SHAPE[0] // tensor)
@@ -76,10 +76,10 @@ def write_rank(run: str, rank: int, ranks: int, steps: int, names: int) -> None:
     """Write the steps of a rank."""
     import numpy as np
 
-    from tensortap.pipeline.queue import Queue
-    from tensortap.pipeline.ticket import Ticket
-    from tensortap.record import Kind, Record
-    from tensortap.sinks.store import StoreSink
+    from tensortap.capture.queue import Queue
+    from tensortap.capture.ticket import Ticket
+    from tensortap.core.record import Kind, Record
+    from tensortap.runs.sink import StoreSink
     from tensortap.stats.columns import RecordColumns
 
     sink = Queue(StoreSink(pathlib.Path(run), rank), budget=1 << 30, overflow="block", name="run")

@@ -34,7 +34,7 @@ def statistics_of_many() -> list[Row]:
     import numpy as np
     import torch
 
-    from tensortap.frameworks.torch.summarize import summarize
+    from tensortap.values.torch.summarize import summarize
 
     torch.set_num_threads(1)
     x = torch.from_numpy(np.random.default_rng(0).standard_normal(MANY, np.float32))
@@ -126,7 +126,7 @@ def block_formats() -> list[Row]:
 def statistics_of_few() -> list[Row]:
     import torch
 
-    from tensortap.frameworks.torch.summarize import summarize
+    from tensortap.values.torch.summarize import summarize
 
     torch.set_num_threads(1)
     rows = []

@@ -14,7 +14,7 @@ import sys
 import torch
 
 import tensortap as tap
-from tensortap.frameworks.snapshot import borrow
+from tensortap.values.snapshot import borrow
 
 SIDE, FRAMES = 64, 120
 

@@ -70,6 +70,6 @@ def only_what_is_new():
 def first_step():
     """A test begins with a clock that nobody has advanced: the process may have run others."""
     yield
-    pipeline = sys.modules.get("tensortap.pipeline.pipeline")
+    pipeline = sys.modules.get("tensortap.capture.pipeline")
     if pipeline is not None:
         pipeline.pipeline.restart()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tensortap.pipeline.pipeline import pipeline
-from tensortap.record import Kind
+from tensortap.capture.pipeline import pipeline
+from tensortap.core.record import Kind
 from tests.forks import Forks
 
 ROOT = Path(__file__).parents[1]

@@ -31,13 +31,14 @@ class Forks:
     # an optimizer and DDP import the last of torch
     import torch, torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor, torch.nn.parallel
     import h5py, pandas, plotly.graph_objects, pyarrow.parquet, tabulate
-    import tensortap, tensortap.compare.report, tensortap.frameworks.numpy.adapter
-    import tensortap.frameworks.torch.adapter, tensortap.frameworks.torch.track
-    import tensortap.hdf5.callback, tensortap.provenance.packages, tensortap.readers.run
-    import tensortap.sinks.live, tensortap.sinks.store, tensortap.sources.init
-    import tensortap.sources.track, tensortap.stats.summarize
+    import tensortap, tensortap.rooms.compare.report, tensortap.values.numpy.adapter
+    import tensortap.values.torch.adapter, tensortap.rooms.track.torch.track
+    import tensortap.rooms.trace.hdf5.callback, tensortap.rooms.provenance.packages
+    import tensortap.runs.run_reader
+    import tensortap.live.sink, tensortap.runs.sink, tensortap.runs.init
+    import tensortap.rooms.track.track, tensortap.stats.summarize
 
-    tensortap.provenance.packages.packages_info()  # the next call knows most of it
+    tensortap.rooms.provenance.packages.packages_info()  # the next call knows most of it
     gc.freeze()
 
     def run(task, rank):

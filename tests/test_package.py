@@ -107,7 +107,7 @@ def test_import_is_about_as_fast_as_its_dependencies(tmp_path):
 def test_import_leaves_the_protocols_of_other_verbs_to_them():
     code = "import tensortap; print([x for x in sys.modules if x.startswith('tensortap.frame')])"
     loaded = python(code)
-    assert "tensortap.frameworks.protocol" in loaded
+    assert "tensortap.values.protocol" in loaded
     for other in ("observing", "operations", "steps", "replaying", "widths"):
         assert other not in loaded
 

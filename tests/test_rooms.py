@@ -35,9 +35,9 @@ def check(copy):
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         app(["--help"], standalone_mode=False)
     assert "doctor" in printed.getvalue()
-    from tensortap.web.access_control import AccessControl
-    from tensortap.web.catalog import Catalog
-    from tensortap.web.server import application
+    from tensortap.page.access_control import AccessControl
+    from tensortap.page.catalog import Catalog
+    from tensortap.page.server import application
     access = AccessControl("127.0.0.1", 1, ["testserver"])
     client = starlette.testclient.TestClient(
         application(Catalog(), access), base_url="http://127.0.0.1:1"

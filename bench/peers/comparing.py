@@ -20,7 +20,7 @@ def _first_difference(
 ) -> list[Row]:
     """Compare the time to an answer, from files; `first` stops at the first difference."""
     import tensortap as tap
-    from tensortap.compare.runs import compare_runs
+    from tensortap.rooms.compare.runs import compare_runs
 
     _no_server()
     count, culprit = 100, 80
@@ -95,7 +95,7 @@ def peers_debug_mode_first() -> list[Row]:
 
     import tensortap as tap
     from bench.gpt import Training
-    from tensortap.compare.runs import compare_runs
+    from tensortap.rooms.compare.runs import compare_runs
 
     torch.set_num_threads(2)
     _no_server()

@@ -86,8 +86,8 @@ def peers_savez() -> list[Row]:
 
 
 def _statistics(theirs: Callable[[object], object], how: str, name: str) -> list[Row]:
-    from tensortap.frameworks.torch.summarize import summarize
     from tensortap.text.tensors import line
+    from tensortap.values.torch.summarize import summarize
 
     def ours(x) -> str:
         return line(summarize(x), "float32", tuple(x.shape))

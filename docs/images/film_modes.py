@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 
 from tensortap import Kind, Record, TensorData
-from tensortap.films.frames import Painter
-from tensortap.films.style import Style
+from tensortap.rooms.watch.films.frames import Painter
+from tensortap.rooms.watch.films.style import Style
 
 SIZE = (448, 336)
 COLUMNS = 3

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from tensortap.api import session as live
 from tensortap.api import tables
-from tensortap.server import answers
+from tensortap.live import answers
 
 TRAINING = """
 import numpy as np, torch, tensortap as tap

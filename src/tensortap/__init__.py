@@ -15,15 +15,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tensortap import errors
 from tensortap._version import __version__
-from tensortap.errors import StopTraining, TensortapError
-from tensortap.pipeline.receipt import Receipt
-from tensortap.record import Kind, Record, Shard, Summary, TensorData
-from tensortap.sources.catch import catch, catch_grad, disable, enable, flush, receipt, step
+from tensortap.capture.catch import catch, catch_grad, disable, enable, flush, receipt, step
+from tensortap.capture.receipt import Receipt
+from tensortap.core import errors
+from tensortap.core.errors import StopTraining, TensortapError
+from tensortap.core.record import Kind, Record, Shard, Summary, TensorData
 
 if TYPE_CHECKING:
-    from tensortap import alerts, integrations, testing, viz
+    from tensortap import alerts
     from tensortap.api.lookup import quantize_error, summarize
     from tensortap.api.open import open
     from tensortap.api.session import (
@@ -37,67 +37,70 @@ if TYPE_CHECKING:
         status,
         summary,
     )
-    from tensortap.compare.api import compare
-    from tensortap.films.recorder import Recorder
-    from tensortap.frameworks.view import array_of
-    from tensortap.hdf5.callback import HDF5
-    from tensortap.hdf5.reader import read_hdf5
+    from tensortap.page.view import view
+    from tensortap.rooms import figures as viz
+    from tensortap.rooms import integrations
+    from tensortap.rooms.bisect.bisect import bisect
+    from tensortap.rooms.bisect.graft import graft
+    from tensortap.rooms.blackbox.blackbox import blackbox
+    from tensortap.rooms.compare import testing
+    from tensortap.rooms.compare.api import compare
+    from tensortap.rooms.ops.ops import ops
+    from tensortap.rooms.trace.hdf5.callback import HDF5
+    from tensortap.rooms.trace.hdf5.reader import read_hdf5
+    from tensortap.rooms.trace.results import stack_padded_tensors
+    from tensortap.rooms.trace.trace import trace
+    from tensortap.rooms.track.track import track
+    from tensortap.rooms.watch.films.recorder import Recorder
+    from tensortap.rooms.watch.watch import list_probes, watch, watcher
+    from tensortap.rooms.widths.coord_check import coord_check
+    from tensortap.runs.dump import dump
+    from tensortap.runs.init import finish, init, update_metadata
     from tensortap.runs.object_files import register_format
-    from tensortap.sources.bisect import bisect
-    from tensortap.sources.blackbox import blackbox
-    from tensortap.sources.coord_check import coord_check
-    from tensortap.sources.dump import dump
-    from tensortap.sources.graft import graft
-    from tensortap.sources.init import finish, init, update_metadata
-    from tensortap.sources.ops import ops
-    from tensortap.sources.trace import trace
-    from tensortap.sources.tracing.results import stack_padded_tensors
-    from tensortap.sources.track import track
-    from tensortap.sources.watch import list_probes, watch, watcher
     from tensortap.table.logframe_schema import read_logframe, validate_logframe
-    from tensortap.web.view import view
+    from tensortap.values.view import array_of
 
 # what pulls in heavier modules is looked up when it is first used
 _LATER = {
-    "HDF5": "tensortap.hdf5.callback",
-    "Recorder": "tensortap.films.recorder",
+    "HDF5": "tensortap.rooms.trace.hdf5.callback",
+    "Recorder": "tensortap.rooms.watch.films.recorder",
     "alerts": "",
-    "array_of": "tensortap.frameworks.view",
-    "bisect": "tensortap.sources.bisect",
-    "blackbox": "tensortap.sources.blackbox",
+    "array_of": "tensortap.values.view",
+    "bisect": "tensortap.rooms.bisect.bisect",
+    "blackbox": "tensortap.rooms.blackbox.blackbox",
     "close": "tensortap.api.session",
-    "compare": "tensortap.compare.api",
-    "coord_check": "tensortap.sources.coord_check",
+    "compare": "tensortap.rooms.compare.api",
+    "coord_check": "tensortap.rooms.widths.coord_check",
     "describe": "tensortap.api.session",
-    "dump": "tensortap.sources.dump",
-    "finish": "tensortap.sources.init",
+    "dump": "tensortap.runs.dump",
+    "finish": "tensortap.runs.init",
     "get": "tensortap.api.session",
     "get_all": "tensortap.api.session",
-    "graft": "tensortap.sources.graft",
+    "graft": "tensortap.rooms.bisect.graft",
     "help": "tensortap.api.session",
     "ingest_all": "tensortap.api.session",
-    "init": "tensortap.sources.init",
-    "list_probes": "tensortap.sources.watch",
+    "init": "tensortap.runs.init",
+    "list_probes": "tensortap.rooms.watch.watch",
     "open": "tensortap.api.open",
-    "ops": "tensortap.sources.ops",
+    "ops": "tensortap.rooms.ops.ops",
     "quantize_error": "tensortap.api.lookup",
-    "read_hdf5": "tensortap.hdf5.reader",
+    "read_hdf5": "tensortap.rooms.trace.hdf5.reader",
     "read_logframe": "tensortap.table.logframe_schema",
     "register_format": "tensortap.runs.object_files",
     "serve": "tensortap.api.session",
-    "stack_padded_tensors": "tensortap.sources.tracing.results",
+    "stack_padded_tensors": "tensortap.rooms.trace.results",
     "status": "tensortap.api.session",
     "summarize": "tensortap.api.lookup",
     "summary": "tensortap.api.session",
     "testing": "",
-    "trace": "tensortap.sources.trace",
-    "track": "tensortap.sources.track",
-    "update_metadata": "tensortap.sources.init",
+    "trace": "tensortap.rooms.trace.trace",
+    "track": "tensortap.rooms.track.track",
+    "update_metadata": "tensortap.runs.init",
     "validate_logframe": "tensortap.table.logframe_schema",
-    "view": "tensortap.web.view",
+    "view": "tensortap.page.view",
     "viz": "",
-    "watch": "tensortap.sources.watch",
-    "watcher": "tensortap.sources.watch",
+    "watch": "tensortap.rooms.watch.watch",
+    "watcher": "tensortap.rooms.watch.watch",
 }
 
 __all__ = [
@@ -163,7 +166,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "integrations":
-        return importlib.import_module("tensortap.integrations")
+        return importlib.import_module("tensortap.rooms.integrations")
     module = _LATER.get(name)
     if module is None:
         raise AttributeError(f"module 'tensortap' has no attribute {name!r}")

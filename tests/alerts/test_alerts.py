@@ -13,7 +13,7 @@ import torch
 import tensortap as tap
 from tensortap import alerts
 from tensortap.alerts import AlertMonitor, alert_of, record_of
-from tensortap.record import Kind, Record
+from tensortap.core.record import Kind, Record
 from tensortap.stats import summarize_array
 from tests.table.test_logframe import kept
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tensortap as tap
-from tensortap.errors import TensortapError
+from tensortap.core.errors import TensortapError
 
 BIG = torch.arange(10_000, dtype=torch.float32)
 
@@ -117,9 +117,9 @@ def test_selected_names(run, tmp_path):
 
 
 def test_records_of_several_kinds_do_not_collide(tmp_path):
-    from tensortap.pipeline.pipeline import pipeline
-    from tensortap.pipeline.queue import write_to
-    from tensortap.record import Kind, Record
+    from tensortap.capture.pipeline import pipeline
+    from tensortap.capture.queue import write_to
+    from tensortap.core.record import Kind, Record
 
     path = tap.init(tmp_path / "runs")
     for number, kind in enumerate((Kind.ACTIVATION, Kind.GRADIENT)):

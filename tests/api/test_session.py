@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import tensortap as tap
 from tensortap.api import session as live
 from tensortap.api.session import identifier
-from tensortap.errors import NotFound, TensortapError
-from tensortap.record import Items, Kind, Mapping, Number
-from tests.readers.contract import RECORDS, record
+from tensortap.core.errors import NotFound, TensortapError
+from tensortap.core.record import Items, Kind, Mapping, Number
+from tests.runs.readers.contract import RECORDS, record
 
 
 @pytest.mark.parametrize(

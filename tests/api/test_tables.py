@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tensortap.api import tables
-from tensortap.files import plain
-from tensortap.server.questions import ClientRow, NameRow, Overview
-from tests.readers.contract import record
+from tensortap.core.files import plain
+from tensortap.live.questions import ClientRow, NameRow, Overview
+from tests.runs.readers.contract import record
 
 
 def client(**fields) -> ClientRow:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import tensortap as tap
-from tensortap.pipeline.queue import Queue
-from tensortap.pipeline.ticket import Ticket
-from tensortap.record import Kind, Record
+from tensortap.capture.queue import Queue
+from tensortap.capture.ticket import Ticket
+from tensortap.core.record import Kind, Record
 from tensortap.runs.folders import end_run, make_run
-from tensortap.sinks.store import StoreSink
+from tensortap.runs.sink import StoreSink
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def no_live_session(monkeypatch, isolated_settings):
 @pytest.fixture
 def write(tmp_path):
     """Write a run from (name, kind, step, value) or (…, rank); a value that is a Summary is one."""
-    from tensortap.frameworks.snapshot import borrow
+    from tensortap.values.snapshot import borrow
 
     def write(records, folder="runs"):
         run = make_run(tmp_path / folder, 1)

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import tensortap as tap
-from tensortap.pipeline.queue import Queue
-from tensortap.pipeline.ticket import Ticket
-from tensortap.record import Kind, Record
+from tensortap.capture.queue import Queue
+from tensortap.capture.ticket import Ticket
+from tensortap.core.record import Kind, Record
 from tensortap.runs.folders import end_run, make_run
-from tensortap.sinks.store import StoreSink
+from tensortap.runs.sink import StoreSink
 from tensortap.stats.shard_digest import shard_digest
 
 

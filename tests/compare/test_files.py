@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import tensortap as tap
-from tensortap.compare.api import path_of
-from tensortap.errors import NotFound, TensortapError
+from tensortap.core.errors import NotFound, TensortapError
+from tensortap.rooms.compare.api import path_of
 from tensortap.runs import object_files as files
 
 torch = pytest.importorskip("torch")
@@ -229,11 +229,11 @@ print("kept")
 @pytest.mark.slow
 def test_compare_is_callable_after_any_import_order():
     src = str(pathlib.Path(tap.__file__).parents[1])
-    for first in ("pass", "import tensortap.compare.values", "from tensortap import compare"):
+    for first in ("pass", "import tensortap.rooms.compare.values", "from tensortap import compare"):
         code = (
             f"import sys; sys.path.insert(0, {src!r})\n{first}\nimport tensortap as tap\n"
-            "assert tap.compare(1, 1)\nimport tensortap.compare.explain\n"
-            "from tensortap.compare import compare_values\n"
+            "assert tap.compare(1, 1)\nimport tensortap.rooms.compare.explain\n"
+            "from tensortap.rooms.compare import compare_values\n"
             "assert tap.compare(1, 1, atol=0) and not tap.compare(1, 2)"
         )
         subprocess.run([sys.executable, "-c", code], check=True)

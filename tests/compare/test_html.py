@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensortap.compare import html
-from tensortap.compare.report import CompareReport, Difference, Key, Missing
-from tensortap.compare.result import Comparison
-from tensortap.compare.rules import parse_rules
-from tensortap.compare.runs import compare_runs
+from tensortap.page.encoding import untyped
+from tensortap.rooms.compare import html
+from tensortap.rooms.compare.report import CompareReport, Difference, Key, Missing
+from tensortap.rooms.compare.result import Comparison
+from tensortap.rooms.compare.rules import parse_rules
+from tensortap.rooms.compare.runs import compare_runs
 from tensortap.stats import summarize_array
-from tensortap.viz.figures.encoding import untyped
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>'\"&😀\u2028"

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensortap.compare import chunks, tensors
-from tensortap.compare.tensors import coarser, compare_arrays, format_of
+from tensortap.rooms.compare import chunks, tensors
+from tensortap.rooms.compare.tensors import coarser, compare_arrays, format_of
 from tests.compare import reference
 from tests.compare.reference import FLOATS, INTS, dtype_of
 

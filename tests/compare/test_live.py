@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tensortap as tap
-from tensortap.compare.compared_run import ComparedRun
+from tensortap.rooms.compare.compared_run import ComparedRun
 from tests.runs.conftest import ROOT
 
 pytestmark = pytest.mark.slow

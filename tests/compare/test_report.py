@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 
 import tensortap as tap
-from tensortap.compare.provenance import provenance_diff
-from tensortap.compare.report import CompareReport, Difference, Key, Missing, gaps
-from tensortap.compare.result import Comparison, as_json, comparison_as_json
-from tensortap.compare.runs import compare_runs
-from tensortap.compare.text import comparison_text, report_text
-from tensortap.errors import TensortapError
+from tensortap.core.errors import TensortapError
+from tensortap.rooms.compare.provenance import provenance_diff
+from tensortap.rooms.compare.report import CompareReport, Difference, Key, Missing, gaps
+from tensortap.rooms.compare.result import Comparison, as_json, comparison_as_json
+from tensortap.rooms.compare.runs import compare_runs
+from tensortap.rooms.compare.text import comparison_text, report_text
 
 HOSTILE = "\x1b[31m</script>[/bold]'\"\n😀"
 

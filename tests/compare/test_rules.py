@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensortap.compare.result import Comparison
-from tensortap.compare.rules import BadCondition, condition, load_rules, parse_rules
-from tensortap.compare.runs import compare_runs
-from tensortap.errors import NotFound, TensortapError
+from tensortap.core.errors import NotFound, TensortapError
+from tensortap.rooms.compare.result import Comparison
+from tensortap.rooms.compare.rules import BadCondition, condition, load_rules, parse_rules
+from tensortap.rooms.compare.runs import compare_runs
 
 FAR = Comparison(False, count=10, max_abs=1e-3, rel_l2=1e-4, mismatches=2, cosine=0.5)
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import tensortap as tap
-from tensortap.compare.html import render
-from tensortap.compare.matching import parse_mapping
-from tensortap.compare.runs import compare_runs
-from tensortap.errors import TensortapError
+from tensortap.core.errors import TensortapError
+from tensortap.rooms.compare.html import render
+from tensortap.rooms.compare.matching import parse_mapping
+from tensortap.rooms.compare.runs import compare_runs
 from tests.compare.test_report import shown as shown_text
 
 RNG = np.random.default_rng(0)

@@ -12,8 +12,8 @@ import urllib.request
 import numpy as np
 import pytest
 
-from tensortap.compare.runs import compare_runs
-from tensortap.errors import NotFound, TensortapError
+from tensortap.core.errors import NotFound, TensortapError
+from tensortap.rooms.compare.runs import compare_runs
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.slow

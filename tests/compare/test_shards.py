@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tensortap as tap
-from tensortap.compare.runs import compare_runs
+from tensortap.rooms.compare.runs import compare_runs
 from tests.runs.conftest import ROOT
 
 pytestmark = pytest.mark.slow
@@ -101,12 +101,12 @@ def test_finds_a_differing_shard(one, parallel):
 
 def record_all(folder, parts):
     """A run whose ranks wrote these parts of 'x'."""
-    from tensortap.frameworks.snapshot import borrow
-    from tensortap.pipeline.queue import Queue
-    from tensortap.pipeline.ticket import Ticket
-    from tensortap.record import Kind, Record
+    from tensortap.capture.queue import Queue
+    from tensortap.capture.ticket import Ticket
+    from tensortap.core.record import Kind, Record
     from tensortap.runs.folders import end_run, make_run
-    from tensortap.sinks.store import StoreSink
+    from tensortap.runs.sink import StoreSink
+    from tensortap.values.snapshot import borrow
 
     run = make_run(folder, len(parts))
     for rank, (array, shard) in enumerate(parts):

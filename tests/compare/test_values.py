@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import tensortap as tap
-from tensortap.compare import Comparison, compare_values
-from tensortap.frameworks.snapshot import borrow
+from tensortap.rooms.compare import Comparison, compare_values
 from tensortap.runs import object_files as files
+from tensortap.values.snapshot import borrow
 from tests.compare import reference
 
 torch = pytest.importorskip("torch")

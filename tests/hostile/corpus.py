@@ -19,11 +19,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tensortap.record import Fields, Items, Kind, Mapping, Number, Opaque, Record, TensorData
+from tensortap.core.record import Fields, Items, Kind, Mapping, Number, Opaque, Record, TensorData
 from tensortap.runs import rows
 from tensortap.runs.tables import TailFile
 from tensortap.stats import summarize_array
-from tests.viz.conftest import RunWriter
+from tests.figures.conftest import RunWriter
 
 Hostile = Callable[[Path], None]
 CONTROL = "\x1b[2J\x1b]0;owned\x07\r\n\u202e"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tensortap as tap
-from tensortap.record import Kind
+from tensortap.core.record import Kind
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of other libraries
 ACT, GRAD, WEIGHT = Kind.ACTIVATION, Kind.GRADIENT, Kind.WEIGHT
@@ -26,7 +26,7 @@ def libraries():
     global transformers, Track
     import transformers
 
-    from tensortap.integrations.transformers import Track
+    from tensortap.rooms.integrations.transformers import Track
 
 
 def llama():

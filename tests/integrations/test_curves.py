@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tensortap.errors import TensortapError
-from tensortap.integrations import curves
-from tensortap.record import Kind, Record
+from tensortap.core.errors import TensortapError
+from tensortap.core.record import Kind, Record
+from tensortap.rooms.integrations import curves
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import tensortap as tap
 print(dir(tap.integrations)[-5:])
 libraries = "keras lightning pytorch_lightning transformers tensorboard wandb torch".split()
 print([name for name in libraries if name in sys.modules])
-import tensortap.integrations.tensorboard, tensortap.integrations.wandb
+import tensortap.rooms.integrations.tensorboard, tensortap.rooms.integrations.wandb
 print([name for name in libraries if name in sys.modules])
 """
     names = "['keras', 'lightning', 'tensorboard', 'transformers', 'wandb']"
@@ -22,7 +22,9 @@ print([name for name in libraries if name in sys.modules])
 
 
 def test_unknown_integration():
-    with pytest.raises(AttributeError, match=r"'tensortap.integrations' has no attribute 'mlflow'"):
+    with pytest.raises(
+        AttributeError, match=r"'tensortap.rooms.integrations' has no attribute 'mlflow'"
+    ):
         tap.integrations.mlflow
 
 

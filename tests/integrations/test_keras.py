@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 FIT = """
     import json, keras, numpy as np, tensortap as tap
-    from tensortap.integrations.keras import Track
+    from tensortap.rooms.integrations.keras import Track
     def fit(track=None, x=np.linspace(-1, 1, 36).reshape(12, 3), **options):
         keras.utils.set_random_seed(0)
         first = keras.layers.Dense(4, activation="tanh", name="a")
@@ -71,8 +71,8 @@ def found(tmp_path_factory):
 
 def test_rejects_other_backends(tmp_path):
     program = """
-        from tensortap.integrations.keras import Track
-        from tensortap.errors import TensortapError
+        from tensortap.rooms.integrations.keras import Track
+        from tensortap.core.errors import TensortapError
         try:
             Track()
         except TensortapError as error:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import tensortap as tap
-from tensortap.pipeline.pipeline import pipeline
-from tensortap.record import Kind
+from tensortap.capture.pipeline import pipeline
+from tensortap.core.record import Kind
 
 # raised by Lightning about torch's pytree
 IGNORED = r"ignore:`isinstance\(treespec, LeafSpec\)`:FutureWarning"
@@ -25,7 +25,7 @@ def libraries():
     import lightning.pytorch
     import pytorch_lightning
 
-    from tensortap.integrations.lightning import Track
+    from tensortap.rooms.integrations.lightning import Track
 
 
 def model_class(library):
@@ -214,7 +214,7 @@ def test_exception_passes_and_hooks_are_removed(tmp_path):
 def test_internal_errors_do_not_reach_the_training(tmp_path, monkeypatch):
     errors = tap.receipt().reasons["error"]
     monkeypatch.setattr(
-        "tensortap.integrations.training.track", lambda *_, **__: 1 / 0
+        "tensortap.rooms.integrations.training.track", lambda *_, **__: 1 / 0
     )  # the beginning
     track = Track(run=tmp_path / "runs")
     trainer, _ = fit(tmp_path, track)
@@ -222,7 +222,7 @@ def test_internal_errors_do_not_reach_the_training(tmp_path, monkeypatch):
     assert track.tracker is None
     assert tap.open(track.path).reader.info.ended is not None
     monkeypatch.undo()
-    monkeypatch.setattr("tensortap.sources.observer.Observer.advance", lambda _: 1 / 0)
+    monkeypatch.setattr("tensortap.rooms.track.observer.Observer.advance", lambda _: 1 / 0)
     trainer, _ = fit(tmp_path, Track(run=tmp_path / "runs"))
     assert trainer.global_step == 2 * BATCHES
     assert tap.receipt().reasons["error"] > errors
@@ -230,7 +230,7 @@ def test_internal_errors_do_not_reach_the_training(tmp_path, monkeypatch):
 
 def test_strict_mode_raises(tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "strict", True)
-    monkeypatch.setattr("tensortap.integrations.training.track", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("tensortap.rooms.integrations.training.track", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         fit(tmp_path, Track())
 

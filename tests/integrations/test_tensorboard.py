@@ -10,9 +10,9 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import tensortap as tap
-from tensortap.errors import MissingExtra, TensortapError
-from tensortap.integrations.tensorboard import export
-from tensortap.record import Kind, Record
+from tensortap.core.errors import MissingExtra, TensortapError
+from tensortap.core.record import Kind, Record
+from tensortap.rooms.integrations.tensorboard import export
 from tests.runs.test_command_line import tensortap
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tensortap as tap
-from tensortap.record import Kind
+from tensortap.core.record import Kind
 
 pytestmark = pytest.mark.slow
 STEPS = 6
@@ -18,7 +18,7 @@ def libraries():
     global transformers, Track
     import transformers
 
-    from tensortap.integrations.transformers import Track
+    from tensortap.rooms.integrations.transformers import Track
 
 
 class Data(torch.utils.data.Dataset):

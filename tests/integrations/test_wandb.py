@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tensortap.errors import MissingExtra
-from tensortap.record import Kind
+from tensortap.core.errors import MissingExtra
+from tensortap.core.record import Kind
 from tests.runs.test_command_line import tensortap
 
 pytestmark = pytest.mark.slow

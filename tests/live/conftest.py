@@ -17,9 +17,9 @@ import pytest
 
 from tensortap.api import session as live
 from tensortap.api.open import RemoteSession
-from tensortap.server import answers
-from tensortap.server.questions import ClientRow
-from tensortap.server.server import Server
+from tensortap.live import answers
+from tensortap.live.questions import ClientRow
+from tensortap.live.server import Server
 from tests.forks import Starter
 from tests.processes import wait_for
 
@@ -50,13 +50,13 @@ def server():
 class Starters:
     """Starts programs: forked from a process that has their imports, where that is possible."""
 
-    IMPORTS = "msgspec, numpy, zmq, tensortap, tensortap.api.open, tensortap.sinks.live"
+    IMPORTS = "msgspec, numpy, zmq, tensortap, tensortap.api.open, tensortap.live.sink"
 
     def __init__(self) -> None:
         self._running: dict[str, Starter] = {}
 
     # at its end a program waits two seconds for what is queued, which a busy machine may exceed
-    PATIENT = "import tensortap.pipeline.pipeline\ntensortap.pipeline.pipeline.EXIT = 200.0\n"
+    PATIENT = "import tensortap.capture.pipeline\ntensortap.pipeline.pipeline.EXIT = 200.0\n"
 
     def start(self, code: str, env: dict[str, str], before: Sequence[str], fresh: bool) -> Any:
         path = f"{ROOT / 'src'}:{ROOT}"  # the second for tests.live.catalogue

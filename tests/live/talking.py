@@ -10,7 +10,7 @@ from typing import Any
 # catches a number at every word from the test, and tells its receipt
 TALKS = """
     import json, sys, numpy as np, tensortap as tap
-    from tensortap.pipeline.pipeline import pipeline
+    from tensortap.capture.pipeline import pipeline
     pool = pipeline.pool
     i = 0
     def catch(count, size=1, wait=0):

@@ -14,7 +14,7 @@ import pytest
 
 import tensortap as tap
 from tensortap.api import session as live
-from tensortap.errors import NotFound
+from tensortap.core.errors import NotFound
 from tests.live.conftest import ROOT
 
 

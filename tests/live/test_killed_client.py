@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tensortap.api.lookup import get as fetch
-from tensortap.buffers import view_of
+from tensortap.core.buffers import view_of
 from tests.live.talking import TALKS, Talker, segments, shared_files
 
 PATHS = {"shared memory": "", "TCP": "1"}
@@ -59,7 +59,7 @@ def test_client_killed_between_two_chunks_of_a_payload(server, run, wait_for):
     program = run(
         """
         import os, signal, numpy as np, tensortap as tap
-        from tensortap.wire import messages as wire
+        from tensortap.live import messages as wire
         chunks = wire.chunks
         def half(number, index, view):
             yield from chunks(number, index, view[: view.nbytes // 2])

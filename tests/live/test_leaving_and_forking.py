@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensortap.api.lookup import get as fetch
-from tensortap.pipeline.pipeline import EXIT
+from tensortap.capture.pipeline import EXIT
 
 PATHS = {"shared memory": "", "TCP": "1"}
 
@@ -42,7 +42,7 @@ def test_pending_records_are_flushed_after_an_exception(server, run):
 
 LEAVES = """
     import time, numpy as np, tensortap as tap
-    from tensortap.pipeline import pipeline
+    from tensortap.capture import pipeline
     pipeline.EXIT = {seconds}
     assert tap.catch(0, "x").wait(60)
     print("ready"); input()
@@ -177,7 +177,7 @@ def test_workers_of_multiprocessing(server, run, tmp_path, method):
     script.write_text(f"""
 import multiprocessing, os
 import tensortap as tap
-from tensortap.pipeline import pipeline
+from tensortap.capture import pipeline
 pipeline.EXIT = 200
 
 def work(k):
@@ -209,7 +209,7 @@ def test_workers_of_a_dataloader(server, run, tmp_path, method):
     script.write_text(f"""
 import os, torch
 import tensortap as tap
-from tensortap.pipeline import pipeline
+from tensortap.capture import pipeline
 pipeline.EXIT = 200
 from torch.utils.data import DataLoader, Dataset
 

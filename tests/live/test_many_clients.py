@@ -7,19 +7,19 @@ import signal
 import pytest
 
 from tensortap.api.lookup import get as fetch
-from tensortap.server import answers
+from tensortap.live import answers
 
 # ten sinks, each with an id, a socket and a thread of its own, as ten programs have them
 TEN = """
     import os, time
     import numpy as np
-    from tensortap.frameworks import snapshot
-    from tensortap.buffers import Pool
-    from tensortap.wire.address import parse_address
-    from tensortap.record import Kind, Record
-    from tensortap.pipeline.ledger import Ledger
-    from tensortap.pipeline.queue import Queue, write_to
-    from tensortap.sinks.live import LiveSink
+    from tensortap.values import snapshot
+    from tensortap.core.buffers import Pool
+    from tensortap.live.address import parse_address
+    from tensortap.core.record import Kind, Record
+    from tensortap.capture.ledger import Ledger
+    from tensortap.capture.queue import Queue, write_to
+    from tensortap.live.sink import LiveSink
 
     number = int(os.environ["NUMBER"])
     def make(k):
@@ -80,7 +80,7 @@ def test_two_hundred_connections_in_twenty_processes(server, run, wait_for):
 # two hundred processes that all begin at the same moment
 CROWD = """
     import json, os, sys
-    import tensortap as tap, tensortap.sinks.live, tensortap.pipeline.queue
+    import tensortap as tap, tensortap.live.sink, tensortap.capture.queue
     results, starts = os.pipe(), os.pipe()
     for rank in range(200):
         if not os.fork():

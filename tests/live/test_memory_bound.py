@@ -36,7 +36,7 @@ def test_memory_stays_within_its_bound(serving, run, path):
                 tap.catch(np.full(100_000, i), "rare")
         assert tap.flush(60)
         r = tap.receipt()
-        from tensortap.pipeline.pipeline import pipeline
+        from tensortap.capture.pipeline import pipeline
         print(json.dumps([r.captured, r.dropped, pipeline.pool.nbytes]))
         """,
         to=where.address,
@@ -70,12 +70,12 @@ def test_memory_stays_within_its_bound(serving, run, path):
 # records as `tap.track` makes them: statistics and no value
 TRACKED = """
     import random, time
-    from tensortap.buffers import Pool
-    from tensortap.pipeline.ledger import Ledger
-    from tensortap.pipeline.queue import Queue, write_to
-    from tensortap.record import Kind, Record, Summary
-    from tensortap.sinks.live import LiveSink
-    from tensortap.wire.address import parse_address
+    from tensortap.core.buffers import Pool
+    from tensortap.capture.ledger import Ledger
+    from tensortap.capture.queue import Queue, write_to
+    from tensortap.core.record import Kind, Record, Summary
+    from tensortap.live.sink import LiveSink
+    from tensortap.live.address import parse_address
 
     rng = random.Random(0)
     sink = LiveSink(parse_address(), Pool(), Ledger())
@@ -111,7 +111,7 @@ def test_memory_of_tracked_records_is_what_is_counted(serving, run):
 # caught values that travel and stay as columns: of one name, and of many in turn
 SMALL = """
     import numpy as np, tensortap as tap
-    from tensortap.pipeline.pipeline import pipeline
+    from tensortap.capture.pipeline import pipeline
     assert tap.catch(1.0, "warm").wait(60)
     for i in range(60_000):
         tap.catch(np.full(256, i, "f4"), f"blocks.{i % NAMES}.attention.output.dense.weight")
@@ -235,8 +235,8 @@ def test_takes_a_fixed_part_of_the_memory_of_the_training_process(serving, run):
     program = run(
         """
         import json, os, numpy as np, tensortap as tap
-        from tensortap.pipeline.pipeline import pipeline
-        from tensortap.settings import memory_limit
+        from tensortap.capture.pipeline import pipeline
+        from tensortap.core.settings import memory_limit
         x, most = np.ones(4 << 20), 0
         for i in range(20):  # more than the limit in all
             x[0] = i

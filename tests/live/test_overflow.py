@@ -63,7 +63,7 @@ def test_blocking_loses_nothing(serving, run, wait_for):
     program = run(
         """
         import json, numpy as np, tensortap as tap
-        from tensortap.pipeline.queue import Queue
+        from tensortap.capture.queue import Queue
         make_room = Queue._make_room
         def waits(*args):
             print("waits")

@@ -6,7 +6,7 @@ import pytest
 
 from tensortap.api.lookup import get as fetch
 from tensortap.api.open import RemoteSession
-from tensortap.errors import NotFound
+from tensortap.core.errors import NotFound
 
 CATCH = """
     import tensortap as tap

@@ -1,7 +1,7 @@
 """Local variables that are traced in one program, looked at in another."""
 
-from tensortap import frameworks as arrays
-from tensortap.record import Kind, Opaque
+from tensortap import values as arrays
+from tensortap.core.record import Kind, Opaque
 from tests.processes import wait_for
 
 

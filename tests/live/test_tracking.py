@@ -1,6 +1,6 @@
 """A model that is tracked in one program, looked at in another."""
 
-from tensortap.record import Kind
+from tensortap.core.record import Kind
 from tensortap.text.records import record_details, record_line
 
 

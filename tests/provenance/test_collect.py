@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from tensortap.provenance import Keeper, collect, modifications, packages, versions
+from tensortap.rooms.provenance import Keeper, collect, modifications, packages, versions
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.slow
 
 FILES = {"runtime_info.json", "packages.json", "git_info.json"}
-NOT_EDITABLE = "from tensortap.provenance import packages; packages._origin = lambda *_: {}"
+NOT_EDITABLE = "from tensortap.rooms.provenance import packages; packages._origin = lambda *_: {}"
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +104,7 @@ def test_package_imported_later_creates_no_version(python, tmp_path):
     python(
         f"""
         import sys
-        from tensortap.provenance import collect
+        from tensortap.rooms.provenance import collect
         {NOT_EDITABLE}
         collect(sys.argv[1], modifications=False)
         import scipy
@@ -161,7 +161,7 @@ def test_update_metadata_describes_the_moment_of_the_call(python, repo, tmp_path
         f"""
         import sys, textwrap
         import tensortap as tap
-        from tensortap.sources.init import current
+        from tensortap.runs.init import current
         {NOT_EDITABLE}
         tap.init(sys.argv[1])
         assert current().keeper.wait(60)
@@ -176,7 +176,7 @@ def test_update_metadata_describes_the_moment_of_the_call(python, repo, tmp_path
         cwd=repo.path,
     )
     (run,) = (tmp_path / "runs").iterdir()
-    own = "tensortap.provenance.packages._origin"  # patched by this test
+    own = "tensortap.rooms.provenance.packages._origin"  # patched by this test
     found = [read(run, f"git_info{n}.json")["runtime_modifications"] for n in (".1", ".2", "")]
     assert [set(each) for each in found] == [{own}, {own, "textwrap.fill"}, {own}]
 
@@ -212,7 +212,7 @@ def test_error_does_not_end_the_keeper(repo, run, monkeypatch, caplog):
         raise RuntimeError("broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["tensortap.provenance.collect"], "packages_info", broken)
+        patch.setattr(sys.modules["tensortap.rooms.provenance.collect"], "packages_info", broken)
         keeper = Keeper(run, start=repo.path, interval=0.0)
         assert keeper.wait(60)
     assert names(run) == FILES - {"packages.json"}

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tensortap.provenance.collect import _patches_of
-from tensortap.provenance.git import collect_git, repository_info
-from tensortap.provenance.redact import Redactor
+from tensortap.rooms.provenance.collect import _patches_of
+from tensortap.rooms.provenance.git import collect_git, repository_info
+from tensortap.rooms.provenance.redact import Redactor
 from tests.provenance.conftest import SRC, Repo, tree
 
 pytestmark = pytest.mark.slow
@@ -414,7 +414,7 @@ def test_read_only_repository(repo, look, tmp_path):
 def test_project_is_the_folder_of_the_main_script(repo, python, tmp_path):
     code = """
         import json, pathlib, sys
-        from tensortap.provenance.git import collect_git
+        from tensortap.rooms.provenance.git import collect_git
         print(collect_git(pathlib.Path(sys.argv[1]))["project_git_info"]["repository"])
     """
     (tmp_path / "elsewhere").mkdir()
@@ -430,7 +430,9 @@ def test_project_is_the_folder_of_the_main_script(repo, python, tmp_path):
     )
     assert done.stdout.strip() == str(repo.path)
     # without a main script the project is the working directory
-    command = "from tensortap.provenance.project import project_folder; print(project_folder())"
+    command = (
+        "from tensortap.rooms.provenance.project import project_folder; print(project_folder())"
+    )
     done = subprocess.run(
         [sys.executable, "-c", command], cwd=repo.path, capture_output=True, text=True, check=True
     )

@@ -9,8 +9,8 @@ import pytest
 from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
-from tensortap.errors import NotFound, TensortapError
-from tensortap.provenance import reproduce
+from tensortap.core.errors import NotFound, TensortapError
+from tensortap.rooms.provenance import reproduce
 from tests.provenance.conftest import Repo, tree
 
 pytestmark = pytest.mark.slow
@@ -298,7 +298,7 @@ def test_addresses_of_other_programs_are_rejected(tmp_path, repo, ran):
 def test_asks_before_it_runs_anything(tmp_path, ran):
     import typer
 
-    from tensortap.cli.reproduce import reproduce as command
+    from tensortap.rooms.provenance.command import reproduce as command
 
     app = typer.Typer()
     app.command()(command)

@@ -61,7 +61,7 @@ PROGRAM = """
     import numpy, torch, torch._dynamo, torch.distributed, torch.distributed.fsdp, torch.utils.data
     import jax, jax.experimental.pallas, jax.numpy as jnp, networkx, scipy.stats, sympy
     import hypothesis.extra.numpy, msgspec, pydantic, pytest, rich.console, typer, zmq
-    from tensortap.provenance.modifications import Finder
+    from tensortap.rooms.provenance.modifications import Finder
 
     def new(*args, **kwargs):
         return args
@@ -154,7 +154,7 @@ def test_raises_no_false_alarm_inside_pytest(python, tmp_path):
     (tmp_path / "test_it.py").write_text(
         "import pytest, warnings\n"
         "from hypothesis import given, strategies as st\n"
-        "from tensortap.provenance.modifications import Finder\n"
+        "from tensortap.rooms.provenance.modifications import Finder\n"
         "@pytest.fixture\n"
         "def fixed(): return 1\n"
         "@given(st.integers())\n"

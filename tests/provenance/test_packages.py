@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from tensortap.provenance.packages import packages_info
+from tensortap.rooms.provenance.packages import packages_info
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ def test_imported_packages_and_their_location(python):
     info = json.loads(
         python("""
             import json, numpy, typing_extensions, _pytest
-            from tensortap.provenance.packages import packages_info
+            from tensortap.rooms.provenance.packages import packages_info
             print(json.dumps(packages_info()))
         """)
     )
@@ -57,7 +57,7 @@ def installed(tmp_path):
             (info / file.replace("__", ".")).write_text(content)
 
     def look(code=""):
-        code = f"{code}\nimport json; from tensortap.provenance.packages import packages_info"
+        code = f"{code}\nimport json; from tensortap.rooms.provenance.packages import packages_info"
         code += "\nprint(json.dumps(packages_info()))"
         path = os.pathsep.join([str(folder), *sys.path])
         done = subprocess.run(
@@ -104,7 +104,7 @@ def test_finds_a_package_that_is_installed_later(installed):
     installed("early")
     code = """
         import pathlib, sys
-        from tensortap.provenance.packages import packages_info
+        from tensortap.rooms.provenance.packages import packages_info
         assert "late" not in packages_info()["all_packages"]
         late = pathlib.Path(sys.path[1]) / "late-2.0.dist-info"
         late.mkdir()

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensortap.provenance import reproduce
-from tensortap.provenance.patch import redact_patch
-from tensortap.provenance.redact import HIDDEN, Redactor, is_credential_file, is_secret_name
+from tensortap.rooms.provenance import reproduce
+from tensortap.rooms.provenance.patch import redact_patch
+from tensortap.rooms.provenance.redact import HIDDEN, Redactor, is_credential_file, is_secret_name
 from tests.provenance.conftest import Repo
 
 SECRET_NAMES = """
@@ -264,7 +264,7 @@ def run(run_python, tmp_path_factory):
     environ |= {"DEPLOY": PRIVATE_KEY, "MY_TOKEN": SHAPES["aws"]}
     program = """
         import pathlib, sys
-        from tensortap.provenance import collect
+        from tensortap.rooms.provenance import collect
         pathlib.Path("run").mkdir()
         collect("run", modifications=False)
     """

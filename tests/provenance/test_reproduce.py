@@ -11,10 +11,10 @@ import pytest
 from packaging.requirements import Requirement
 
 import tensortap as tap
-from tensortap.errors import NotFound, TensortapError
-from tensortap.provenance import collect, reproduce
-from tensortap.provenance.recipe import Recipe, requirements
-from tensortap.provenance.stored import StoredPackages, StoredRepository, StoredRuntime
+from tensortap.core.errors import NotFound, TensortapError
+from tensortap.rooms.provenance import collect, reproduce
+from tensortap.rooms.provenance.recipe import Recipe, requirements
+from tensortap.rooms.provenance.stored import StoredPackages, StoredRepository, StoredRuntime
 from tensortap.runs.object_files import load_file
 from tests.provenance.conftest import SRC, Repo, tree
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 SCRIPT = """\
 import json, os, pathlib, sys
 import helper, untracked.extra
-from tensortap.provenance import collect
+from tensortap.rooms.provenance import collect
 
 run = pathlib.Path("experiments/run")
 run.mkdir(parents=True)
@@ -112,7 +112,7 @@ def test_end_to_end(project, tmp_path):
 TRAINS = """\
 import sys
 import numpy as np, tensortap as tap
-from tensortap.sources.init import current
+from tensortap.runs.init import current
 import helper, untracked.extra
 
 tap.init("experiments")
@@ -351,7 +351,7 @@ def test_reports_missing_commit(moved, tmp_path):
 def test_run_outside_of_a_repository(python, tmp_path):
     run = tmp_path / "plain/run"
     run.mkdir(parents=True)
-    code = "from tensortap.provenance import collect; collect('run', modifications=False); print(1)"
+    code = "from tensortap.rooms import provenance; provenance.collect('run', modifications=False)"
     python(code, cwd=tmp_path / "plain")
     made = reproduce(run, tmp_path / "out")
     assert any("the code" in text for text in made.missing)
@@ -361,7 +361,7 @@ def test_run_outside_of_a_repository(python, tmp_path):
 def test_repository_without_commit(python, tmp_path):
     repo = Repo(tmp_path / "young")
     (repo.path / "run").mkdir()
-    code = "from tensortap.provenance import collect; collect('run', modifications=False); print(1)"
+    code = "from tensortap.rooms import provenance; provenance.collect('run', modifications=False)"
     python(code, cwd=repo.path)
     made = reproduce(repo.path / "run", tmp_path / "out")
     assert (made.folder / "project/train.py").read_text() == code
@@ -410,7 +410,7 @@ def test_command_line(recorded, tmp_path):
     import typer
     from typer.testing import CliRunner
 
-    from tensortap.cli.reproduce import reproduce as command
+    from tensortap.rooms.provenance.command import reproduce as command
 
     app = typer.Typer()
     app.command()(command)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tensortap.provenance.runtime import comparable, runtime_info
+from tensortap.rooms.provenance.runtime import comparable, runtime_info
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,7 @@ def test_keys():
     json.dumps(info)
 
 
-SHOW = "import json; from tensortap.provenance.runtime import runtime_info as r; "
+SHOW = "import json; from tensortap.rooms.provenance.runtime import runtime_info as r; "
 SHOW += "print(json.dumps(r()))"
 
 
@@ -76,7 +76,7 @@ def test_draws_no_number_and_initializes_nothing(python):
         import json, random, sys
         import numpy, torch, jax
         torch.manual_seed(7); numpy.random.seed(3); random.seed(5)
-        from tensortap.provenance.runtime import runtime_info
+        from tensortap.rooms.provenance.runtime import runtime_info
         before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state()
         one, two = runtime_info(), runtime_info()
         after = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state()
@@ -98,9 +98,9 @@ def test_draws_no_number_and_initializes_nothing(python):
 def test_imports_nothing(python):
     out = python("""
         import sys
-        import tensortap.provenance
-        from tensortap.provenance.runtime import runtime_info
-        from tensortap.provenance.packages import packages_info
+        import tensortap.rooms.provenance
+        from tensortap.rooms.provenance.runtime import runtime_info
+        from tensortap.rooms.provenance.packages import packages_info
         runtime_info(), packages_info()
         print(*{"torch", "jax", "numpy", "pandas", "msgspec"} & set(sys.modules))
     """)
@@ -112,7 +112,7 @@ def test_half_imported_frameworks(python):
         import sys, types
         for name in ("torch", "jax", "numpy", "numpy.random"):
             sys.modules[name] = types.ModuleType(name)
-        from tensortap.provenance.runtime import device_names, seeds
+        from tensortap.rooms.provenance.runtime import device_names, seeds
         print(sorted(seeds()), len(device_names()))
     """)
     assert out.split()[-1] == "1"

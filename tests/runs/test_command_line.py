@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import tensortap as tap
-from tensortap.record import Kind, Record
+from tensortap.core.record import Kind, Record
 from tensortap.stats import summarize_array
 from tests.commands import type_in
+from tests.figures.conftest import RunWriter
 from tests.runs.conftest import ROOT
-from tests.viz.conftest import RunWriter
 
 pytestmark = pytest.mark.slow
 

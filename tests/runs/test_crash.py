@@ -16,24 +16,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensortap.buffers import Pool
-from tensortap.files import CorruptFile
-from tensortap.frameworks import rebuild
-from tensortap.pipeline.ticket import Ticket
-from tensortap.readers.run import RunReader
+from tensortap.capture.ticket import Ticket
+from tensortap.core.buffers import Pool
+from tensortap.core.files import CorruptFile
 from tensortap.runs.folders import make_run
-from tests.readers.test_run import write
-from tests.sinks.test_store import large
+from tensortap.runs.run_reader import RunReader
+from tensortap.values import rebuild
+from tests.runs.readers.test_run import write
+from tests.runs.test_store import large
 
 pytestmark = pytest.mark.slow
 
 WRITER = """
 import sys, numpy as np
 from pathlib import Path
-from tensortap.buffers import Pool
+from tensortap.core.buffers import Pool
 from tensortap.sinks import store
-from tensortap.pipeline.queue import Queue
-from tests.sinks.test_store import large, put
+from tensortap.capture.queue import Queue
+from tests.runs.test_store import large, put
 store._TAIL_ROWS, store._AGE = 50, 0.01
 sink, pool = Queue(store.StoreSink(Path(sys.argv[1]), 0), budget=1 << 28, overflow="newest",
                         name="t"), Pool()

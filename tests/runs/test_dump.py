@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tensortap as tap
-from tensortap.errors import NotFound
+from tensortap.core.errors import NotFound
 from tensortap.runs import object_files as files
 
 pytestmark = pytest.mark.slow
@@ -148,7 +148,7 @@ def test_full_disk_does_not_stop_training(run, monkeypatch):
 
 
 def test_strict_mode_raises(run, monkeypatch):
-    from tensortap.pipeline.pipeline import pipeline
+    from tensortap.capture.pipeline import pipeline
 
     monkeypatch.setattr(pipeline, "strict", True)
     with pytest.raises((pickle.PicklingError, AttributeError)):

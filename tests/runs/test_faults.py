@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensortap.errors import TensortapError
-from tensortap.frameworks import rebuild
-from tensortap.readers.run import RunReader
+from tensortap.core.errors import TensortapError
 from tensortap.runs.payloads import TensorReader
+from tensortap.runs.run_reader import RunReader
+from tensortap.values import rebuild
 from tests.processes import wait_for
 from tests.proof import kind_of
 
@@ -32,7 +32,7 @@ TRAINERS = """
 import os, sys
 import numpy as np
 import tensortap as tap
-from tensortap.provenance import collect
+from tensortap.rooms.provenance import collect
 from tensortap.sources import init
 
 def train(folder):
@@ -186,7 +186,7 @@ FILLS = """
 import json, os, sys, time, numpy as np
 folder = sys.argv[1]
 import tensortap as tap
-from tensortap.readers.run import RunReader
+from tensortap.runs.run_reader import RunReader
 from tensortap.sources import init
 init._END = 10_000.0  # the end does not wait that long for a disk that is full
 path = tap.init(folder)

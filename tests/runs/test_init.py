@@ -11,7 +11,7 @@ import pytest
 from safetensors import safe_open
 
 import tensortap as tap
-from tensortap.errors import TensortapError
+from tensortap.core.errors import TensortapError
 from tensortap.runs.folders import make_run
 from tensortap.runs.layout import NotARun, write_json
 
@@ -282,7 +282,7 @@ def test_any_name_is_stored_inside_the_run(program, tmp_path):
 
 @pytest.mark.attack("path outside a folder")
 def test_rejects_payload_outside_the_run(run):
-    from tensortap.files import CorruptFile
+    from tensortap.core.files import CorruptFile
 
     with pytest.raises(CorruptFile, match="leads out of"):
         run.reader._payloads.view("../../../../etc/passwd", "x")

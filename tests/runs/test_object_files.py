@@ -10,9 +10,9 @@ import pytest
 import safetensors.numpy
 import torch
 
-from tensortap.errors import NotFound, TensortapError
-from tensortap.frameworks.view import as_numpy
+from tensortap.core.errors import NotFound, TensortapError
 from tensortap.runs import object_files as files
+from tensortap.values.view import as_numpy
 
 
 def back(obj, tmp_path):

@@ -12,14 +12,14 @@ from types import SimpleNamespace
 import pytest
 
 import tensortap as tap
-from tensortap.errors import NotFound
+from tensortap.core.errors import NotFound
 from tensortap.runs import folders
 from tests.processes import wait_for
 from tests.runs.conftest import ROOT
 
 GLOO = """
 import os, sys, torch, torch.distributed as dist, tensortap as tap
-from tensortap.sources.init import current
+from tensortap.runs.init import current
 early = os.environ["EARLY"] == "1"
 if early:
     path = tap.init("runs")  # before there is a process group

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import pytest
 
-from tensortap.record import Summary
+from tensortap.core.record import Summary
 
 _CONTEXT = decimal.Context(prec=60, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN)
 _SCALE = 1074  # times 2**_SCALE, every float64 is an integer

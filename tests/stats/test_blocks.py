@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tensortap as tap
-from tensortap.errors import NotFound
+from tensortap.core.errors import NotFound
 from tensortap.stats import blocks
 from tensortap.stats.blocks import BLOCK_FORMATS, quantize_array
 

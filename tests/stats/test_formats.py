@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tensortap.errors import NotFound
+from tensortap.core.errors import NotFound
 from tensortap.stats import summarize_array
 from tensortap.stats.formats import (
     Exponents,

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tensortap.record import Summary
+from tensortap.core.record import Summary
 from tensortap.stats import numpy_summary, summarize, summarize_array, summarize_memory
 from tensortap.stats.columns import SummaryColumns
 

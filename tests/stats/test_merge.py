@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tensortap.record import Summary
+from tensortap.core.record import Summary
 from tensortap.stats import summarize_array
 from tensortap.stats.merge import merge
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tensortap.record import Summary
+from tensortap.core.record import Summary
 from tensortap.stats import numpy_summary
 from tensortap.stats.merge import merge
 from tensortap.stats.numpy_summary import summarize_array

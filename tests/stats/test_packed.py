@@ -11,9 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tensortap.frameworks.jax import device_stats
 from tensortap.stats import summarize_array
 from tensortap.stats.packed import HEAD, layout, unpack
+from tensortap.values.jax import device_stats
 
 pytestmark = pytest.mark.slow
 

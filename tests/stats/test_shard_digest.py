@@ -12,7 +12,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensortap.record import Shard
+from tensortap.core.record import Shard
 from tensortap.stats import shard_digest as module
 from tensortap.stats import summarize
 from tensortap.stats.shard_digest import BLOCK, add_digests, is_shard_digest, shard_digest

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tensortap import stats
-from tensortap.record import Summary
+from tensortap.core.record import Summary
 from tensortap.stats import numpy_summary, summarize
 
 Reference = Callable[[Iterable[float]], Summary]

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 import tensortap as tap
-from tensortap.frameworks.observing import tensors_in
-from tensortap.pipeline.pipeline import pipeline
-from tensortap.record import Kind
+from tensortap.capture.pipeline import pipeline
+from tensortap.core.record import Kind
+from tensortap.rooms.track.observing import tensors_in
 from tests.sweep.models import Maker
 
 STEPS = 2

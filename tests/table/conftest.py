@@ -1,5 +1,5 @@
 """The small training run of the figures' tests."""
 
-from tests.viz.conftest import run_path, table, writer
+from tests.figures.conftest import run_path, table, writer
 
 __all__ = ["run_path", "table", "writer"]

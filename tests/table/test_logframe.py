@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensortap as tap
-from tensortap.errors import MissingExtra
-from tensortap.pipeline.queue import Queue
-from tensortap.pipeline.ticket import Ticket
-from tensortap.record import Kind, Mapping, Record, TensorData
+from tensortap.capture.queue import Queue
+from tensortap.capture.ticket import Ticket
+from tensortap.core.errors import MissingExtra
+from tensortap.core.record import Kind, Mapping, Record, TensorData
 from tensortap.runs import rows as run_rows
 from tensortap.runs.folders import make_run
-from tensortap.sinks.store import StoreSink
+from tensortap.runs.sink import StoreSink
 from tensortap.stats import summarize_array
 from tensortap.table.frames import logframe_of, metrics_of
 

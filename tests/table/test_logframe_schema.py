@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 import tensortap as tap
-from tensortap.errors import SchemaError, TensortapError
-from tensortap.record import Kind, Record
+from tensortap.core.errors import SchemaError, TensortapError
+from tensortap.core.record import Kind, Record
 from tensortap.runs.object_files import UntrustedFile
 from tensortap.stats import summarize_array
 from tensortap.table.frames import logframe_of

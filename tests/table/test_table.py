@@ -9,13 +9,13 @@ import pytest
 import tensortap as tap
 import tensortap.table.table as table_module
 from tensortap.api import session as live
-from tensortap.errors import NotFound
-from tensortap.history import History
-from tensortap.readers.run import RunReader
-from tensortap.record import Kind
+from tensortap.core.errors import NotFound
+from tensortap.core.history import History
+from tensortap.core.record import Kind
+from tensortap.runs.run_reader import RunReader
 from tensortap.table.sources import RunSource
 from tensortap.table.table import Table, table_of
-from tests.viz.conftest import LAYERS, STEPS, RunWriter, training
+from tests.figures.conftest import LAYERS, STEPS, RunWriter, training
 
 
 def checked(table, records):
@@ -160,7 +160,7 @@ def test_logframe(run_path):
 
 
 def test_reports_values_outside_the_range_of_a_logframe(run_path):
-    from tensortap.viz.figures import exponents_figure
+    from tensortap.rooms.figures.figures import exponents_figure
 
     narrow = table_of(tap.open(run_path).logframe(exponents=(-3, 2)))
     whole = table_of(run_path)
@@ -322,7 +322,7 @@ def test_starts_over_when_a_bounded_source_has_evicted_many_rows(monkeypatch):
 
 
 def test_figures_hold_the_lock(table):
-    from tensortap.viz.figures import lines_figure
+    from tensortap.rooms.figures.figures import lines_figure
 
     held = []
 

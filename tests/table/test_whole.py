@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensortap.readers.run import RunReader
-from tensortap.record import Kind, Record, Shard
+from tensortap.core.record import Kind, Record, Shard
 from tensortap.runs import tables
 from tensortap.runs.rows import STATISTICS
+from tensortap.runs.run_reader import RunReader
 from tensortap.stats import summarize_array
 from tensortap.stats.merge import merge, merge_column, merged_from
 from tensortap.table import whole as whole_module
@@ -24,7 +24,7 @@ from tensortap.table.numbering import codes, stable_order
 from tensortap.table.replicas import places_of
 from tensortap.table.sources import RecordSource
 from tensortap.table.table import Table, table_of
-from tests.viz.conftest import RunWriter
+from tests.figures.conftest import RunWriter
 
 _RANDOM = np.random.default_rng(0)
 

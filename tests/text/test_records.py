@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tensortap.buffers import Pool
-from tensortap.frameworks import snapshot
-from tensortap.record import Fields, Items, Kind, Mapping, Number, Opaque, TensorData
+from tensortap.core.buffers import Pool
+from tensortap.core.record import Fields, Items, Kind, Mapping, Number, Opaque, TensorData
 from tensortap.text.records import record_details, record_line, value_line
-from tests.readers.contract import record, tensor
+from tensortap.values import snapshot
+from tests.runs.readers.contract import record, tensor
 
 
 @pytest.mark.parametrize(

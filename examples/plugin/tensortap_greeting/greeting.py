@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 import tensortap as tap
-from tensortap.web.responses import PageRequest, PageRoute
+from tensortap.page.responses import PageRequest, PageRoute
 
 
 def constant_zero(record: tap.Record, state: Any) -> str | None:

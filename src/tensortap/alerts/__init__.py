@@ -12,7 +12,19 @@ from __future__ import annotations
 
 from tensortap.alerts.alert import Alert, Finding, alert_of, record_of
 from tensortap.alerts.defaults import DEFAULT
-from tensortap.alerts.model_rules import (
+from tensortap.alerts.monitor import AlertMonitor, RuleState, StepState
+from tensortap.alerts.rules import (
+    Rule,
+    constant,
+    dead,
+    exploding,
+    inf,
+    loss_spike,
+    nan,
+    saturated,
+    vanishing,
+)
+from tensortap.rooms.health.model_rules import (
     dropout_in_evaluation,
     gradients_in_evaluation,
     initialization,
@@ -27,19 +39,7 @@ from tensortap.alerts.model_rules import (
     untied,
     wide_layers,
 )
-from tensortap.alerts.monitor import AlertMonitor, RuleState, StepState
-from tensortap.alerts.rules import (
-    Rule,
-    constant,
-    dead,
-    exploding,
-    inf,
-    loss_spike,
-    nan,
-    saturated,
-    vanishing,
-)
-from tensortap.alerts.steps import (
+from tensortap.rooms.health.steps import (
     clipping,
     frozen_changes,
     gradient_discarded,

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tensortap.alerts.explanation import OperationExplanation, decode_explanation
-from tensortap.errors import NotFound
-from tensortap.record import Kind, Mapping, Record, Value
+from tensortap.core.errors import NotFound
+from tensortap.core.record import Kind, Mapping, Record, Value
 
 ALERT, HINT = "alert", "hint"  # severities
 _PARAMETER_KINDS = frozenset((Kind.WEIGHT, Kind.WEIGHT_GRADIENT, Kind.OPTIMISER_STATE))

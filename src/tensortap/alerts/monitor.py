@@ -12,9 +12,9 @@ from typing import Any
 from tensortap.alerts.alert import Alert, Finding, may_be_mask, module_of
 from tensortap.alerts.defaults import DEFAULT
 from tensortap.alerts.rules import Rule
-from tensortap.errors import StopTraining
-from tensortap.pipeline.pipeline import pipeline
-from tensortap.record import Kind, Record
+from tensortap.capture.pipeline import pipeline
+from tensortap.core.errors import StopTraining
+from tensortap.core.record import Kind, Record
 
 _MAX_TENSORS = 20_000  # tensors whose state is kept
 _MAX_ALERTS = 1000  # alerts that are kept

@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from tensortap.alerts.alert import Finding, may_be_mask, module_of
-from tensortap.arguments import check_positive, checked
-from tensortap.errors import NotFound
-from tensortap.patterns import compile_pattern
-from tensortap.record import Kind, Record, Summary
+from tensortap.core.arguments import check_positive, checked
+from tensortap.core.errors import NotFound
+from tensortap.core.patterns import compile_pattern
+from tensortap.core.record import Kind, Record, Summary
 
 if TYPE_CHECKING:
     from tensortap.alerts.monitor import RuleState

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tensortap.arguments import check_path
-from tensortap.buffers import view_of
-from tensortap.errors import TensortapError
-from tensortap.files import check_regular
-from tensortap.frameworks.snapshot import borrow
-from tensortap.frameworks.view import as_numpy
-from tensortap.patterns import compile_pattern
-from tensortap.record import Kind, Number, Record, TensorData
+from tensortap.core.arguments import check_path
+from tensortap.core.buffers import view_of
+from tensortap.core.errors import TensortapError
+from tensortap.core.files import check_regular
+from tensortap.core.patterns import compile_pattern
+from tensortap.core.record import Kind, Number, Record, TensorData
+from tensortap.core.values import leaves
 from tensortap.runs.arrow import column
 from tensortap.runs.folders import file_name
 from tensortap.runs.object_files import load_file
-from tensortap.values import leaves
+from tensortap.values.snapshot import borrow
+from tensortap.values.view import as_numpy
 
 if TYPE_CHECKING:
     from tensortap.api.run import Run
@@ -179,8 +179,8 @@ def _parquet(run: Run, path: Path, records: Iterable[Record], names: set[str]) -
 
 
 def _hdf5(run: Run, path: Path, records: Iterable[Record], names: set[str]) -> int:
-    from tensortap.hdf5.values import can_store
-    from tensortap.hdf5.writer import HDF5Options, HDF5Writer
+    from tensortap.rooms.trace.hdf5.values import can_store
+    from tensortap.rooms.trace.hdf5.writer import HDF5Options, HDF5Writer
 
     count = 0
     writer = HDF5Writer(_draft(path), "replace", HDF5Options())

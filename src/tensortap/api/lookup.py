@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensortap import frameworks
-from tensortap.arguments import checked
-from tensortap.errors import NotFound
-from tensortap.files import plain
-from tensortap.frameworks.snapshot import summary_of
-from tensortap.frameworks.view import array_of, as_numpy
-from tensortap.readers.assemble import Disagreement, assemble
-from tensortap.readers.reader import Reader, find, find_all, find_parts, kept_value
-from tensortap.record import Kind, Record, Summary, TensorData
+from tensortap import values as frameworks
+from tensortap.core.arguments import checked
+from tensortap.core.errors import NotFound
+from tensortap.core.files import plain
+from tensortap.core.record import Kind, Record, Summary, TensorData
+from tensortap.runs.assemble import Disagreement, assemble
+from tensortap.runs.reader import Reader, find, find_all, find_parts, kept_value
 from tensortap.stats import summarize_array
 from tensortap.stats.blocks import QuantizeError, quantize_array
 from tensortap.text.records import record_details
 from tensortap.text.tensors import styled
+from tensortap.values.snapshot import summary_of
+from tensortap.values.view import array_of, as_numpy
 
 
 class Values:

@@ -8,10 +8,10 @@ from typing import Any
 
 from tensortap.api.lookup import Values
 from tensortap.api.run import Run
-from tensortap.arguments import checked
-from tensortap.readers.live import LiveReader, open_live
-from tensortap.readers.run import is_url
-from tensortap.server.questions import Overview
+from tensortap.core.arguments import checked
+from tensortap.live.questions import Overview
+from tensortap.live.reader import LiveReader, open_live
+from tensortap.runs.run_reader import is_url
 
 
 class RemoteSession(Values):

@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tensortap import frameworks
+from tensortap import values as frameworks
 from tensortap.api.lookup import Values
-from tensortap.arguments import checked
-from tensortap.errors import NotFound, TensortapError
-from tensortap.frameworks.snapshot import borrow
-from tensortap.pipeline.receipt import Receipt
-from tensortap.readers.reader import kept_value
-from tensortap.readers.run import RunReader
-from tensortap.record import Kind, Opaque, Record
+from tensortap.capture.receipt import Receipt
+from tensortap.core.arguments import checked
+from tensortap.core.errors import NotFound, TensortapError
+from tensortap.core.record import Kind, Opaque, Record
+from tensortap.live.questions import NameRow
 from tensortap.runs.layout import RUN_FILE
 from tensortap.runs.object_files import load_file
-from tensortap.server.questions import NameRow
+from tensortap.runs.reader import kept_value
+from tensortap.runs.run_reader import RunReader
 from tensortap.table.logframe_schema import need_pandas
 from tensortap.text.records import record_line
+from tensortap.values.snapshot import borrow
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow.dataset as ds
 
     from tensortap.alerts import Alert, Rule
-    from tensortap.table.rank_findings import RankFinding
+    from tensortap.rooms.ranks.findings import RankFinding
     from tensortap.table.table import Table
 
 
@@ -127,19 +127,19 @@ class Run(Values):
         `options` are ``mode``, ``size``, ``fps``, ``rank``, ``kind``, ``steps`` and the style
         options of a `tap.Recorder`.
         """
-        from tensortap.films.film import film
+        from tensortap.rooms.watch.films.film import film
 
         return film(self.reader, name, target, **options)
 
     def to_tensorboard(self, folder: str | Path, **options: Any) -> int:
         """Write the statistics for TensorBoard; see `tap.integrations.tensorboard.export`."""
-        from tensortap.integrations.tensorboard import export
+        from tensortap.rooms.integrations.tensorboard import export
 
         return export(self, folder, **options)
 
     def to_wandb(self, folder: str | Path = ".", **options: Any) -> Path:
         """Write the statistics for wandb; see `tap.integrations.wandb.export`."""
-        from tensortap.integrations.wandb import export
+        from tensortap.rooms.integrations.wandb import export
 
         return export(self, folder, **options)
 
@@ -239,7 +239,7 @@ class Run(Values):
         With `rules`, return those that they raise instead: rules of ``tap.track(alerts=…)`` for the
         statistics of whole tensors. True is all of them, and `ranks`.
         """
-        from tensortap.table.rule_health import rule_alerts, run_alerts
+        from tensortap.rooms.health.rule_health import rule_alerts, run_alerts
 
         table = self.table()
         return run_alerts(table, self.reader) if rules is False else rule_alerts(table, rules)
@@ -250,7 +250,7 @@ class Run(Values):
         Replicas that differ, ranks whose statistics are far from those of the others, ranks that
         are behind: each finding has a rule, ranks, name, kind, module, steps and a message.
         """
-        from tensortap.table.rank_findings import rank_findings
+        from tensortap.rooms.ranks.findings import rank_findings
 
         table = self.table()
         with table.lock:

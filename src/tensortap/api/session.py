@@ -20,19 +20,18 @@ from typing import Any
 
 from msgspec import structs
 
-from tensortap import frameworks
+from tensortap import values as frameworks
 from tensortap.api.lookup import Values
-from tensortap.api.rank_watch import RankWatch
-from tensortap.arguments import check_seconds, check_text, checked
-from tensortap.errors import NotFound, TensortapError, WireError
-from tensortap.history import History
-from tensortap.limits import format_size, parse_size
-from tensortap.readers.reader import value_of
-from tensortap.record import Kind, Record
-from tensortap.server import answers
-from tensortap.server.server import Server
-from tensortap.wire import keys
-from tensortap.wire.address import Address, default_port, parse_address, parse_port
+from tensortap.core.arguments import check_seconds, check_text, checked
+from tensortap.core.errors import NotFound, TensortapError, WireError
+from tensortap.core.history import History
+from tensortap.core.limits import format_size, parse_size
+from tensortap.core.record import Kind, Record
+from tensortap.live import answers, keys
+from tensortap.live.address import Address, default_port, parse_address, parse_port
+from tensortap.live.server import Server
+from tensortap.rooms.ranks.watch import RankWatch
+from tensortap.runs.reader import value_of
 
 _server: Server | None = None
 

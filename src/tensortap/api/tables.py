@@ -10,10 +10,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tensortap.files import plain
-from tensortap.limits import format_size
-from tensortap.record import Kind, Record
-from tensortap.server.questions import ClientRow, NameRow, Overview
+from tensortap.core.files import plain
+from tensortap.core.limits import format_size
+from tensortap.core.record import Kind, Record
+from tensortap.live.questions import ClientRow, NameRow, Overview
 from tensortap.text.tensors import FittedTable, number, sparkline, styled
 
 if TYPE_CHECKING:

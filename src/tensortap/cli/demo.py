@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import typer
 
-from tensortap.errors import TensortapError
-from tensortap.record import Kind, Record
+from tensortap.core.errors import TensortapError
+from tensortap.core.record import Kind, Record
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tensortap.server.questions import Overview
-    from tensortap.server.server import Server
+    from tensortap.live.questions import Overview
+    from tensortap.live.server import Server
 
 STEPS = 200
 _LIMIT = 120.0
@@ -105,7 +105,7 @@ def _watched(console: Console, steps: int, runs: Path) -> tuple[Path, str]:
     """Watch a training program live; return its run and its receipt."""
     from tensortap.api import session as live
     from tensortap.api import tables
-    from tensortap.server import answers
+    from tensortap.live import answers
 
     server = live.start("127.0.0.1", 0, "512MB")
     try:
@@ -167,9 +167,9 @@ def _use(console: Console, server: Server) -> None:
 
 
 def _compare(console: Console, good: Path, bad: Path, page: Path) -> None:
-    from tensortap.compare.html import write_html
-    from tensortap.compare.runs import compare_runs
-    from tensortap.compare.text import report_text
+    from tensortap.rooms.compare.html import write_html
+    from tensortap.rooms.compare.runs import compare_runs
+    from tensortap.rooms.compare.text import report_text
 
     console.rule("tap.compare(): the first difference")
     found = compare_runs(good, bad)
@@ -209,7 +209,7 @@ def _film(console: Console, run: Path, target: Path) -> list[Path]:
 def _report(console: Console, run: Path, page: Path) -> list[Path]:
     """Write the report if its packages are installed; return the files written."""
     try:
-        from tensortap.viz.run_report import report
+        from tensortap.rooms.figures.run_report import report
 
         report(run, page)
     except TensortapError as error:

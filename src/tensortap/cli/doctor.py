@@ -40,10 +40,10 @@ def doctor(
 
 def examine(server: str | None) -> dict[str, Any]:
     """Return everything that the doctor checks."""
-    from tensortap import buffers, limits
     from tensortap._version import __version__
-    from tensortap.wire import keys
-    from tensortap.wire.address import parse_address
+    from tensortap.core import buffers, limits
+    from tensortap.live import keys
+    from tensortap.live.address import parse_address
 
     versions = {name: _version(name) for name in _NEEDED}
     extras = {extra: {name: _version(name) for name in names} for extra, names in _EXTRAS.items()}
@@ -88,7 +88,7 @@ def _kernel(module: str) -> str:
 
 def _ask(server: str | None) -> str:
     from tensortap.api.open import RemoteSession
-    from tensortap.errors import TensortapError
+    from tensortap.core.errors import TensortapError
 
     try:
         with RemoteSession(server, 2.0) as view:

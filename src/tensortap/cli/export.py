@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from tensortap.cli.terminal import message
-from tensortap.errors import TensortapError
+from tensortap.core.errors import TensortapError
 
 if TYPE_CHECKING:
     from tensortap.api.run import Run

@@ -23,7 +23,7 @@ def ls(
     from rich.console import Console
     from rich.table import Table
 
-    from tensortap.limits import format_size
+    from tensortap.core.limits import format_size
 
     table = Table(box=None, pad_edge=False, header_style="bold dim")
     for name in ("run", "started", "state", "records", "names", "ranks", "size"):

@@ -11,9 +11,9 @@ import typer
 
 from tensortap._version import __version__
 from tensortap.cli import demo, doctor, export, ls, serve, show, top, view
+from tensortap.core.errors import TensortapError
+from tensortap.core.files import plain
 from tensortap.core.rooms import load, rooms
-from tensortap.errors import TensortapError
-from tensortap.files import plain
 
 _UsageError: Any = typer.BadParameter.__mro__[1]  # typer does not export it
 

@@ -23,7 +23,7 @@ def serve(
 
     saver = None
     if save is not None:
-        from tensortap.server.saver import Saver
+        from tensortap.live.saver import Saver
 
         saver = Saver(save)
     _raise_descriptor_limit()

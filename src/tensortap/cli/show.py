@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from tensortap.cli.terminal import parse_numbers
-from tensortap.errors import TensortapError
+from tensortap.core.errors import TensortapError
 
 if TYPE_CHECKING:
     from tensortap.api.run import Run
-    from tensortap.record import Record
+    from tensortap.core.record import Record
 
 
 def show(
@@ -29,7 +29,7 @@ def show(
 ) -> None:
     """Print a run, or one value of it, with one line per tensor."""
     from tensortap.api.run import Run
-    from tensortap.readers.reader import find
+    from tensortap.runs.reader import find
 
     opened = Run(run)
     if name is None:
@@ -45,10 +45,10 @@ def show(
 def _draw(run: Run, head: Record, at: str | None) -> None:
     from rich.console import Console
 
-    from tensortap.frameworks.view import as_numpy
-    from tensortap.readers.reader import value_of
-    from tensortap.record import TensorData
-    from tensortap.viz.terminal import heatmap
+    from tensortap.core.record import TensorData
+    from tensortap.runs.reader import value_of
+    from tensortap.text.terminal import heatmap
+    from tensortap.values.view import as_numpy
 
     index = None if at is None else parse_numbers(at, "--at", "0,3")
     value = value_of(run.reader.load(head))

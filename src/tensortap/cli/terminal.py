@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from tensortap.errors import TensortapError
+from tensortap.core.errors import TensortapError
 
 
 def message(text: str) -> None:

@@ -22,8 +22,8 @@ def top(
     """Watch a live session; start one for the time being if none runs on this machine."""
     from tensortap.api import session as live
     from tensortap.api.open import RemoteSession
-    from tensortap.errors import NotFound
-    from tensortap.wire.address import parse_address
+    from tensortap.core.errors import NotFound
+    from tensortap.live.address import parse_address
 
     own = None
     try:

@@ -26,8 +26,8 @@ def view(
 
 def show_page(*what: str, **options: Any) -> None:
     """Show the page until Ctrl-C."""
-    from tensortap.web.view import announce_next
-    from tensortap.web.view import view as show
+    from tensortap.page.view import announce_next
+    from tensortap.page.view import view as show
 
     page = show(*what, **options)
 

@@ -4,7 +4,7 @@ A room is one folder, or another package, that describes itself with a `Room` an
 ``pyproject.toml``::
 
     [project.entry-points."tensortap.rooms"]
-    compare = "tensortap.compare.room:ROOM"
+    compare = "tensortap.rooms.compare.room:ROOM"
 
 A description holds addresses, ``"module:name"``: nothing of a room is imported before it is used.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any
 
-from tensortap.errors import MissingRoom
+from tensortap.core.errors import MissingRoom
 
 log = logging.getLogger("tensortap")
 

@@ -1,1 +1,1 @@
-"""The run format on disk."""
+"""The run format: the sink that writes it, its reader, dumped files."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensortap.limits import format_size
+from tensortap.core.limits import format_size
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from tensortap._version import __version__
-from tensortap.errors import TensortapError
-from tensortap.files import folder_mode
+from tensortap.core.errors import TensortapError
+from tensortap.core.files import folder_mode
 from tensortap.runs import layout
 
 log = logging.getLogger("tensortap")

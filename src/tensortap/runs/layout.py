@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from tensortap.errors import TensortapError
-from tensortap.files import CorruptFile, file_mode, plain, read_small
+from tensortap.core.errors import TensortapError
+from tensortap.core.files import CorruptFile, file_mode, plain, read_small
 
 VERSION = 1
 _LARGEST_JSON = 8 << 20  # bytes; in memory it may take 25 times as much

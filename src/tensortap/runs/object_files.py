@@ -16,15 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from tensortap.arguments import check_text
-from tensortap.dtypes import DTYPES, numpy_dtype
-from tensortap.errors import NotFound, TensortapError
-from tensortap.files import check_regular, open_regular, plain
-from tensortap.frameworks import describe
-from tensortap.frameworks.registry import framework_named
-from tensortap.frameworks.view import array_of
-from tensortap.limits import available_memory
+from tensortap.core.arguments import check_text
+from tensortap.core.dtypes import DTYPES, numpy_dtype
+from tensortap.core.errors import NotFound, TensortapError
+from tensortap.core.files import check_regular, open_regular, plain
+from tensortap.core.limits import available_memory
 from tensortap.runs.payloads import TensorReader
+from tensortap.values import describe
+from tensortap.values.registry import framework_named
+from tensortap.values.view import array_of
 
 
 class UntrustedFile(TensortapError):
@@ -257,7 +257,7 @@ def _is_extension(name: str) -> bool:
 
 
 def _load_tensors(path: Path, trust: bool, mapped: bool) -> Any:
-    from tensortap.frameworks.numpy.adapter import build
+    from tensortap.values.numpy.adapter import build
 
     tensors = TensorReader(path, mapped=mapped).tensors()
     return tensors if mapped else {name: build(tensor) for name, tensor in tensors.items()}

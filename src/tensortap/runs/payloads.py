@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensortap.dtypes import DTYPES, itemsize
-from tensortap.files import CorruptFile, contained, file_mode, open_regular, plain
-from tensortap.limits import format_size
-from tensortap.record import TensorData
+from tensortap.core.dtypes import DTYPES, itemsize
+from tensortap.core.files import CorruptFile, contained, file_mode, open_regular, plain
+from tensortap.core.limits import format_size
+from tensortap.core.record import TensorData
 
 _LENGTH = 8  # bytes of the header's length
 # Bytes reserved for the header: enough for some hundred tensors, and tensors begin at a multiple of

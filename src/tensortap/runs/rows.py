@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from tensortap.files import CorruptFile, plain
-from tensortap.record import Kind, Record, Shard, Summary, TensorData, Value
+from tensortap.core.files import CorruptFile, plain
+from tensortap.core.record import Kind, Record, Shard, Summary, TensorData, Value
+from tensortap.core.values import map_leaves
 from tensortap.runs.arrow import column
 from tensortap.runs.layout import VERSION
 from tensortap.runs.payloads import tensor_nbytes
 from tensortap.stats.columns import RecordColumns, SummaryColumns
-from tensortap.values import map_leaves
 
 if TYPE_CHECKING:
     import pyarrow as pa

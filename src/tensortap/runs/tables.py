@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from tensortap.files import (
+from tensortap.core.files import (
     CorruptFile,
     check_regular,
     contained,
@@ -29,7 +29,7 @@ from tensortap.files import (
     plain,
     restrict,
 )
-from tensortap.record import Kind
+from tensortap.core.record import Kind
 from tensortap.runs import layout
 from tensortap.runs.arrow import column_roots, numbers, read_groups, row_indices
 from tensortap.runs.payloads import sync_folder, write_all

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tensortap.dtypes import DTYPES
-from tensortap.errors import NotFound
+from tensortap.core.dtypes import DTYPES
+from tensortap.core.errors import NotFound
 from tensortap.stats.conversion import as_float64, check_numeric, complex_part
 from tensortap.stats.formats import limits
 from tensortap.stats.summarize import kernel

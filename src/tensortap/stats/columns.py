@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tensortap.record import Record, Summary
+from tensortap.core.record import Record, Summary
 
 _COUNTS = 5  # of the fields of a Summary
 _FIGURES = 10

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tensortap.dtypes import DTYPES, numpy_dtype
+from tensortap.core.dtypes import DTYPES, numpy_dtype
 
 Float64 = NDArray[np.float64]
 

@@ -6,8 +6,8 @@ import functools
 import struct
 from typing import Any
 
-from tensortap.buffers import view_of
-from tensortap.record import Blob, Fields, Items, Mapping, Number, Opaque, TensorData, Value
+from tensortap.core.buffers import view_of
+from tensortap.core.record import Blob, Fields, Items, Mapping, Number, Opaque, TensorData, Value
 
 _LENGTH = struct.Struct("<q").pack
 

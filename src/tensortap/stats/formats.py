@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tensortap.dtypes import DTYPES
-from tensortap.errors import NotFound
-from tensortap.record import Summary
+from tensortap.core.dtypes import DTYPES
+from tensortap.core.errors import NotFound
+from tensortap.core.record import Summary
 
 Counts = NDArray[np.int64]
 Reals = NDArray[np.float64]

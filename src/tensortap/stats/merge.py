@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from tensortap.record import Summary
+from tensortap.core.record import Summary
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tensortap.record import Summary
+from tensortap.core.record import Summary
 from tensortap.stats.conversion import Piece, as_float64, check_numeric, pieces
 from tensortap.stats.merge import Moments, add, in_unit, scale, summary_of, unit
 

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tensortap.dtypes import DTYPES
-from tensortap.record import Summary
+from tensortap.core.dtypes import DTYPES
+from tensortap.core.record import Summary
 from tensortap.stats.merge import Moments, summary_of
 
 NARROW, WIDE = 1, 2

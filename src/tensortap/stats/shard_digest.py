@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tensortap.record import Shard
+from tensortap.core.record import Shard
 from tensortap.stats.summarize import code_of, kernel
 
 _FORMAT = struct.Struct("<BQ4I")  # version, hash of dtype and shape (zeros add nothing), sums

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tensortap.dtypes import numpy_dtype
-from tensortap.record import Summary
+from tensortap.core.dtypes import numpy_dtype
+from tensortap.core.record import Summary
 from tensortap.stats import numpy_summary
 from tensortap.stats.conversion import check_numeric
 

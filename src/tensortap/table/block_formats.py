@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tensortap.errors import NotFound
-from tensortap.frameworks.view import as_numpy
-from tensortap.readers.reader import value_of
-from tensortap.record import Kind, TensorData
+from tensortap.core.errors import NotFound
+from tensortap.core.record import Kind, TensorData
+from tensortap.runs.reader import value_of
 from tensortap.stats.blocks import check_format, quantize_array
 from tensortap.table.frames import chosen_rows
 from tensortap.table.logframe_schema import need_pandas
+from tensortap.values.view import as_numpy
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from tensortap.readers.run import RunReader
+    from tensortap.runs.run_reader import RunReader
     from tensortap.table.table import Table
 
 

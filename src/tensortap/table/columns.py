@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tensortap.alerts import Alert, alert_of
-from tensortap.record import Kind, Record
+from tensortap.core.record import Kind, Record
 from tensortap.runs.arrow import coded, lists, numbers, valid_cells
 from tensortap.runs.rows import decode_value
 from tensortap.stats.shard_digest import SIZE as DIGEST_SIZE

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from tensortap.errors import NotFound
-from tensortap.frameworks.view import as_numpy
-from tensortap.patterns import compile_pattern
-from tensortap.record import Kind, Record, TensorData
+from tensortap.core.errors import NotFound
+from tensortap.core.patterns import compile_pattern
+from tensortap.core.record import Kind, Record, TensorData
 from tensortap.runs.rows import DICT_PREFIX, STATISTICS, number_of
 from tensortap.stats import summarize_array
 from tensortap.stats.formats import Exponents, limits, shares
@@ -32,13 +31,14 @@ from tensortap.table.logframe_schema import (
 )
 from tensortap.table.selection import choose_rank
 from tensortap.table.table import Table, table_of
+from tensortap.values.view import as_numpy
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from tensortap.readers.run import RunReader
+    from tensortap.runs.run_reader import RunReader
 
     Integers = NDArray[np.int64]
 
@@ -63,7 +63,7 @@ def logframe_of(
     columns of the schema; rank and call are below ``scalar_stats``, which allows any number.
     `rank` is as for `choose_rank`.
 
-    >>> from tensortap.record import Record
+    >>> from tensortap.core.record import Record
     >>> from tensortap.stats import summarize_array
     >>> stats = summarize_array(np.array([1.0, 3.0, 0.0], "float32"))
     >>> weight = Record("fc.weight", Kind.WEIGHT, 7, 0, 0, 0, 1, 0, dtype="float32", stats=stats)
@@ -144,7 +144,7 @@ def metrics_of(origin: Any, names: Sequence[str] = ()) -> pd.DataFrame:
     With `names`, any records that are single numbers count as metrics. Of two values for one
     step and rank, the later one counts.
 
-    >>> from tensortap.record import Record
+    >>> from tensortap.core.record import Record
     >>> metrics_of([Record("loss", Kind.METRIC, 3, 0, 0, 0, 1, 0, value=0.5)])
        step  rank  loss
     0     3     0   0.5

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensortap.record import Kind
+from tensortap.core.record import Kind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,9 +15,9 @@ from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensortap.arguments import checked
-from tensortap.errors import MissingExtra, SchemaError, TensortapError
-from tensortap.record import Kind
+from tensortap.core.arguments import checked
+from tensortap.core.errors import MissingExtra, SchemaError, TensortapError
+from tensortap.core.record import Kind
 from tensortap.runs.object_files import UntrustedFile
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tensortap.record import Kind
+from tensortap.core.record import Kind
 from tensortap.table.numbering import codes, first_of
 from tensortap.table.shard_keys import LAYOUT, PARTIAL, SHARD
 

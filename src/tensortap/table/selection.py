@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tensortap.errors import NotFound
-from tensortap.record import Kind
+from tensortap.core.errors import NotFound
+from tensortap.core.record import Kind
 from tensortap.table.logframe_schema import tensor_type
 from tensortap.table.messages import no_such
 from tensortap.table.table import Table

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import numpy as np
 
-from tensortap.history import History
-from tensortap.readers.run import RunReader
-from tensortap.record import Kind, Record, TensorData
+from tensortap.core.history import History
+from tensortap.core.record import Kind, Record, TensorData
 from tensortap.runs.arrow import column as arrow_column
 from tensortap.runs.arrow import numbers, row_indices
 from tensortap.runs.rows import COLUMNS, STATISTICS, number_of, row_of, schema
+from tensortap.runs.run_reader import RunReader
 from tensortap.runs.tables import RankTables
 from tensortap.table.columns import VALUE
 

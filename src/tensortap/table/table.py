@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from tensortap.alerts import Alert
-from tensortap.errors import NotFound
-from tensortap.readers.run import RunReader
-from tensortap.record import Kind, Record
+from tensortap.core.errors import NotFound
+from tensortap.core.record import Kind, Record
 from tensortap.runs.arrow import numbers, row_indices
 from tensortap.runs.rows import STATISTICS
+from tensortap.runs.run_reader import RunReader
 from tensortap.stats.formats import Exponents
 from tensortap.stats.merge import merged_from
 from tensortap.table.columns import (

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from tensortap import frameworks
-from tensortap.errors import WireError
-from tensortap.frameworks.view import as_numpy
-from tensortap.history import payload_nbytes
-from tensortap.limits import format_size
-from tensortap.record import Fields, Items, Kind, Mapping, Opaque, Record, TensorData, Value
+from tensortap import values as frameworks
+from tensortap.core.errors import WireError
+from tensortap.core.history import payload_nbytes
+from tensortap.core.limits import format_size
+from tensortap.core.record import Fields, Items, Kind, Mapping, Opaque, Record, TensorData, Value
+from tensortap.core.values import leaves
 from tensortap.text import tensors
-from tensortap.values import leaves
+from tensortap.values.view import as_numpy
 
 _SHOWN_PARTS = 4
 _SHOWN_LEAVES = 256

@@ -9,7 +9,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from tensortap.record import Summary
+from tensortap.core.record import Summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -7,5 +7,5 @@ from tensortap.rooms import Room
 ROOM = Room(
     name="bisect",
     needs=("blackbox", "compare", "track"),
-    commands={"bisect": "tensortap.cli.bisect:bisect"},
+    commands={"bisect": "tensortap.rooms.bisect.command:bisect"},
 )

@@ -7,7 +7,7 @@ from tensortap.rooms import Room, Tab
 ROOM = Room(
     name="compare",
     needs=("figures",),
-    commands={"compare": "tensortap.cli.compare:compare"},
+    commands={"compare": "tensortap.rooms.compare.command:compare"},
     tabs=(Tab("compare.js", 60),),
-    routes="tensortap.web.routes.compare:ROUTES",
+    routes="tensortap.rooms.compare.routes:ROUTES",
 )

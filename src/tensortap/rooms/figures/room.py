@@ -6,12 +6,12 @@ from tensortap.rooms import Room, Tab
 
 ROOM = Room(
     name="figures",
-    commands={"report": "tensortap.cli.report:report"},
+    commands={"report": "tensortap.rooms.figures.command:report"},
     tabs=(
         Tab("overview.js", 10),
         Tab("lines.js", 20),
         Tab("exponents.js", 30),
         Tab("tensors.js", 40),
     ),
-    routes="tensortap.web.routes.figures:ROUTES",
+    routes="tensortap.rooms.figures.routes:ROUTES",
 )

@@ -7,8 +7,11 @@ from tensortap.rooms import Room, Tab
 ROOM = Room(
     name="health",
     needs=("figures", "track"),
-    commands={"check": "tensortap.cli.check:check", "run": "tensortap.cli.run:run"},
+    commands={
+        "check": "tensortap.rooms.health.check_command:check",
+        "run": "tensortap.rooms.health.run_command:run",
+    },
     tabs=(Tab("health.js", 80),),
-    routes="tensortap.web.routes.health:ROUTES",
+    routes="tensortap.rooms.health.routes:ROUTES",
     rules="tensortap.rooms.health.rules:RULES",
 )

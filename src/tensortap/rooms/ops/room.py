@@ -7,7 +7,7 @@ from tensortap.rooms import Room, Tab
 ROOM = Room(
     name="ops",
     needs=("figures", "track"),
-    commands={"why": "tensortap.cli.why:why"},
+    commands={"why": "tensortap.rooms.ops.command:why"},
     tabs=(Tab("operations.js", 90),),
-    routes="tensortap.web.routes.operations:ROUTES",
+    routes="tensortap.rooms.ops.routes:ROUTES",
 )

@@ -6,7 +6,7 @@ from tensortap.rooms import Room, Tab
 
 ROOM = Room(
     name="provenance",
-    commands={"reproduce": "tensortap.cli.reproduce:reproduce"},
+    commands={"reproduce": "tensortap.rooms.provenance.command:reproduce"},
     tabs=(Tab("provenance.js", 100),),
     routes="tensortap.rooms.provenance.routes:ROUTES",
 )

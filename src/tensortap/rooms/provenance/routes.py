@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from tensortap.files import CorruptFile, read_small
-from tensortap.readers.run import RunReader
+from tensortap.core.files import CorruptFile, read_small
+from tensortap.page.responses import PageRequest, PageRoute
 from tensortap.runs import layout
-from tensortap.web.responses import PageRequest, PageRoute
+from tensortap.runs.run_reader import RunReader
 
 _MAX_PATCHES = 20
 _PATCH_CHARACTERS = 400_000

@@ -7,7 +7,7 @@ from tensortap.rooms import Room, Tab
 ROOM = Room(
     name="ranks",
     needs=("figures",),
-    commands={"ranks": "tensortap.cli.ranks:ranks"},
+    commands={"ranks": "tensortap.rooms.ranks.command:ranks"},
     tabs=(Tab("ranks.js", 50),),
     routes="tensortap.rooms.ranks.routes:ROUTES",
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tensortap.page.responses import PageRequest, PageRoute
+from tensortap.rooms.figures.figures import ranks_figure
+from tensortap.rooms.figures.routes import DEFAULT_STATISTIC, at_or_before, kind_of, searched
 from tensortap.table.mesh import mesh_layout
-from tensortap.viz.figures import ranks_figure
-from tensortap.web.responses import PageRequest, PageRoute
-from tensortap.web.routes.figures import DEFAULT_STATISTIC, at_or_before, kind_of, searched
 
 
 def ranks(request: PageRequest) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Trace: local variables of functions, also as HDF5."""
+"""Trace: local variables of chosen functions, found by path, seen where they are bound."""

@@ -7,5 +7,5 @@ from tensortap.rooms import Room
 ROOM = Room(
     name="watch",
     needs=("track",),
-    commands={"film": "tensortap.cli.film:film"},
+    commands={"film": "tensortap.rooms.watch.command:film"},
 )

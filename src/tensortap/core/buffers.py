@@ -1,0 +1,413 @@
+"""Memory for snapshots: an arena that another process can map, and private memory beside it.
+
+Page faults make a copy into fresh memory several times slower, so blocks are recycled: a `Pool`
+hands out a `Lease`, which returns its block when the last reference to it is dropped. On
+Linux the arena is a memfd with a sealed size: it belongs to no file system, leaves nothing behind
+however a process ends, and can be mapped safely. A process of the same user opens it under
+``/proc/<pid>/fd/``. Its pages are touched in the background and joined to huge pages, which takes
+a tenth of the time; until then, and while it is full, memory is private.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import fcntl
+import itertools
+import mmap
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from tensortap.core.busy import section
+from tensortap.core.limits import has_room
+from tensortap.core.settings import arena_size, buffer_size
+
+PAGE = 4096
+_HUGE = 2 << 20  # bytes of a huge page
+_CHUNK = 32 << 20  # bytes of a segment for small blocks beyond what is recycled
+_KEPT = 10.0  # seconds after which private memory beside the arena is released
+# Linux numbers: not every build of Python has names for them
+_ADD_SEALS, _GET_SEALS, _SEAL_SIZE = 1033, 1034, 0x2 | 0x4
+_MAP_FIXED = 0x10
+POPULATE_WRITE, _COLLAPSE = 23, 25  # advice
+can_share = hasattr(os, "memfd_create")
+
+libc = ctypes.CDLL(None, use_errno=True)  # its functions release the GIL, unlike mmap's methods
+libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.mmap.restype = ctypes.c_void_p
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+class Block(Protocol):
+    """Holds the bytes of a tensor."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes; waits for a copy that is still running."""
+        ...
+
+
+def view_of(data: bytes | memoryview | Block) -> memoryview:
+    """Return the bytes of `TensorData.data`, whatever holds them."""
+    if isinstance(data, (bytes, memoryview)):
+        return memoryview(data).cast("B") if len(data) else memoryview(b"")
+    return data.view
+
+
+def _map(nbytes: int, protection: int, fd: int = -1) -> tuple[memoryview, int]:
+    """Map private memory, or a file; return it and its address, which suits huge pages."""
+    length = nbytes + _HUGE if nbytes >= _HUGE else nbytes
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, length, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    # the anchor must not outlive this: it would keep the mapping from being closed
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    start = -address % _HUGE if length > nbytes else 0
+    view = memoryview(memory)[start : start + nbytes]
+    if fd >= 0:
+        # in place of a part of the mapping, which is unmapped as a whole
+        flags = mmap.MAP_SHARED | _MAP_FIXED
+        if libc.mmap(address + start, nbytes, protection, flags, fd, 0) != address + start:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
+    elif length > nbytes and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return view, address + start
+
+
+class Segment:
+    """Memory that is mapped at once; `number` is 0 for memory outside the arena."""
+
+    fd = -1
+
+    def __init__(self, number: int, nbytes: int, shared: bool) -> None:
+        self.number = number
+        self.nbytes = nbytes
+        if shared:
+            self.fd = os.memfd_create("tensortap", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(self.fd, nbytes)
+            fcntl.fcntl(self.fd, _ADD_SEALS, _SEAL_SIZE)
+        self.memory, self.address = _map(nbytes, mmap.PROT_READ | mmap.PROT_WRITE, self.fd)
+
+    def prepare(self, start: int, end: int) -> None:
+        """Touch pages, so that the first copies into them are as fast as later ones."""
+        # at normal priority: training would wait for the kernel's lock on the memory map while
+        # a thread of low priority, which has the lock, waits for a processor
+        for offset in range(start, end, _HUGE):
+            place, size = self.address + offset, min(_HUGE, end - offset)
+            # one page, then all: the kernel joins pages of a memfd, but creates no huge ones
+            if self.fd >= 0 and size == _HUGE and not libc.madvise(place, PAGE, POPULATE_WRITE):
+                if not libc.madvise(place, size, _COLLAPSE):
+                    continue
+            libc.madvise(place, size, POPULATE_WRITE)  # fails before Linux 5.14
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)  # the memory stays where it is mapped
+
+
+class Lease:
+    """A block of a pool; dropping the last reference returns it."""
+
+    __slots__ = ("__weakref__", "_wait", "address", "nbytes", "offset", "segment")
+
+    def __init__(self, segment: Segment, offset: int, nbytes: int) -> None:
+        self._wait: Callable[[], None] | None = None
+        self.segment = segment
+        self.offset = offset
+        self.nbytes = nbytes
+        self.address = segment.address + offset
+
+    def fill_later(self, wait: Callable[[], None]) -> None:
+        """Announce a copy into this block that still runs; `wait` returns when it is done."""
+        self._wait = wait
+
+    def settle(self) -> None:
+        """Wait until the bytes have been copied."""
+        wait = self._wait
+        if wait is not None:
+            wait()  # first: another thread may call settle meanwhile
+            self._wait = None
+
+    @property
+    def view(self) -> memoryview:
+        self.settle()
+        return self.writable
+
+    @property
+    def writable(self) -> memoryview:
+        """The memory, to be filled."""
+        return self.segment.memory[self.offset : self.offset + self.nbytes]
+
+
+class OutOfMemory(MemoryError):
+    """The pool cannot grow: it has reached its limit, or the machine is low on memory."""
+
+
+class Region:
+    """A segment whose blocks are recycled."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self.end = 0  # of what was ever leased
+        self._extents: list[tuple[int, int]] = []  # free (offset, size), in order
+        self._free: dict[int, list[int]] = {}  # offsets of returned blocks by size
+        self._leased: dict[weakref.ref[Lease], tuple[int, int]] = {}
+
+    @property
+    def leased(self) -> int:
+        """Number of leased blocks."""
+        return len(self._leased)
+
+    def append(self, offset: int, size: int) -> None:
+        """Add memory behind all that was added before."""
+        if self._extents and sum(self._extents[-1]) == offset:
+            offset, before = self._extents.pop()
+            size += before
+        self._extents.append((offset, size))
+
+    def lease(self, nbytes: int, returned: Callable[[object], None]) -> Lease | None:
+        """Lease a block; `returned` gets the reference to it when it has gone. None: no room."""
+        size = _pages(nbytes)
+        offset = self._allocate(size)
+        if offset is None:
+            return None
+        lease = Lease(self.segment, offset, nbytes)
+        # not __del__: no handler interrupts C code, and a full stack is no reason to fail
+        self._leased[weakref.ref(lease, returned)] = offset, size
+        return lease
+
+    def give_back(self, reference: weakref.ref[Lease]) -> None:
+        """Take back a block that has gone, if it was one of this region."""
+        place = self._leased.pop(reference, None)
+        if place is not None:
+            self._free.setdefault(place[1], []).append(place[0])
+
+    def _allocate(self, size: int) -> int | None:
+        offsets = self._free.get(size)
+        offset = offsets.pop() if offsets else self._carve(size)  # returned last: it is warm
+        if offset is None and self._free:
+            self._merge()
+            offset = self._carve(size)
+        if offset is not None:
+            self.end = max(self.end, offset + size)
+        return offset
+
+    def _carve(self, size: int) -> int | None:
+        """Take `size` bytes from the first free extent that is large enough."""
+        for i, (offset, free) in enumerate(self._extents):
+            if free >= size:
+                self._extents[i : i + 1] = [(offset + size, free - size)] if free > size else []
+                return offset
+        return None
+
+    def _merge(self) -> None:
+        """Join the returned blocks to free extents."""
+        blocks = [(offset, size) for size, offsets in self._free.items() for offset in offsets]
+        self._free.clear()
+        merged: list[tuple[int, int]] = []
+        for offset, size in sorted(self._extents + blocks):
+            if merged and sum(merged[-1]) == offset:
+                merged[-1] = (merged[-1][0], merged[-1][1] + size)
+            else:
+                merged.append((offset, size))
+        self._extents = merged
+
+
+class Pool:
+    """Memory for the snapshots of a process.
+
+    Two regions are recycled: the arena of `nbytes` bytes, once `prepare` was called, and private
+    memory for as much as may be queued. Blocks for which neither has room come from the system
+    and go back to it; beyond `limit()` bytes in all there are no such blocks.
+    """
+
+    def __init__(
+        self,
+        nbytes: int | None = None,
+        *,
+        shared: bool | None = None,
+        limit: Callable[[], int] | None = None,
+    ) -> None:
+        self.shared = can_share if shared is None else shared
+        self.arena_is_wanted = False  # somebody waits for blocks of the arena: others leave them
+        self._limit = limit
+        self.nbytes = arena_size() if nbytes is None else nbytes
+        self._private_nbytes = buffer_size() if nbytes is None else nbytes
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._arena: Region | None = None
+        self._arena_is_ready = False  # all of its pages
+        self._private: Region | None = None
+        self._private_used = 0.0  # when a block of it was leased
+        self._chunks: list[Region] = []  # for small blocks beyond the private memory
+        self._others: weakref.WeakSet[Segment] = weakref.WeakSet()
+        self._returned: collections.deque[Any] = collections.deque()  # references to leases
+        self._tidied = time.monotonic()
+
+    @property
+    def taken(self) -> int:
+        """Bytes that this pool takes: its arena, and private memory that was ever leased."""
+        arena, private = self._arena, self._private
+        nbytes = arena.segment.nbytes if arena is not None else 0
+        nbytes += private.end if private is not None else 0
+        return nbytes + sum([segment.nbytes for segment in self._others])
+
+    @section
+    def acquire(self, nbytes: int) -> Lease:
+        """Return a block for `nbytes` bytes with undefined content."""
+        size = _pages(nbytes)
+        with self._lock:
+            self._collect()
+            arena, lease = self._arena, None
+            if arena is not None and not self.arena_is_wanted:
+                lease = arena.lease(nbytes, self._returned.append)
+            private = self._private_region(size) if lease is None else None
+            if private is not None:
+                lease = private.lease(nbytes, self._returned.append)
+            if lease is not None:
+                return lease
+            if size >= _HUGE:
+                return Lease(self._grow(size), 0, nbytes)
+            return self._lease_of_chunks(nbytes)
+
+    @section
+    def acquire_shared(self, nbytes: int) -> Lease | None:
+        """Return a block of the arena; None if it has no room."""
+        arena = self._arena
+        if arena is None:
+            return None
+        with self._lock:
+            self._collect()
+            return arena.lease(nbytes, self._returned.append)
+
+    def renew(self) -> None:
+        """Use new memory from now on: a server that was lost may still read the old arena."""
+        self._arena = self._private = None  # no lock is needed: each is one instruction
+        self._chunks = []
+        self._arena_is_ready = False
+
+    def prepare(self) -> None:
+        """Create the arena if there is none: a part of it now, the rest in the background."""
+        if self._arena is not None or not self.nbytes or not has_room(self.nbytes):
+            return
+        try:
+            arena = self._arena = Region(Segment(next(self._numbers), self.nbytes, self.shared))
+        except OSError:  # no file descriptors, or files have a size limit
+            self.nbytes = 0
+            return
+        first = min(64 << 20, self.nbytes)
+        self._add(arena, 0, first)
+        target, name = self._prepare_rest, "tensortap-arena"
+        threading.Thread(target=target, args=(arena, first), name=name, daemon=True).start()
+
+    def _prepare_rest(self, arena: Region, first: int) -> None:
+        for offset in range(first, self.nbytes, _HUGE):
+            start = time.perf_counter()
+            self._add(arena, offset, min(self.nbytes, offset + _HUGE))
+            if self._arena is not arena:
+                return
+            time.sleep((time.perf_counter() - start) / 4)
+        self._arena_is_ready = True
+
+    def _add(self, arena: Region, start: int, end: int) -> None:
+        """Touch a part of the arena, then let it be leased."""
+        arena.segment.prepare(start, end)
+        self._append(arena, start, end - start)
+
+    @section
+    def _append(self, arena: Region, offset: int, size: int) -> None:
+        with self._lock:
+            arena.append(offset, size)
+
+    @section
+    def tidy(self) -> None:
+        """Release private memory that nobody needs beside the arena."""
+        now, private = time.monotonic(), self._private
+        if now - self._tidied < _KEPT:
+            return
+        self._tidied = now
+        with self._lock:
+            self._collect()
+            if private is not None and self._arena_is_ready and not private.leased:
+                if now - self._private_used > _KEPT:
+                    self._private = None
+            self._chunks = [chunk for chunk in self._chunks if chunk.leased]
+
+    def _private_region(self, size: int) -> Region | None:
+        """Return the private memory that is recycled; None if a block does not fit into it."""
+        nbytes = self._private_nbytes
+        if self._private is None and size <= nbytes and has_room(nbytes):
+            self._private = Region(Segment(0, nbytes, False))
+            self._private.append(0, nbytes)
+        self._private_used = time.monotonic()
+        return self._private
+
+    def _collect(self) -> None:
+        """Take back what was returned."""
+        for _ in range(len(self._returned)):  # a handler may return more meanwhile
+            reference = self._returned.popleft()
+            for region in (self._arena, self._private, *self._chunks):
+                if region is not None:
+                    region.give_back(reference)
+
+    def _lease_of_chunks(self, nbytes: int) -> Lease:
+        """Lease a small block of the first chunk that has room, else of a new one."""
+        # recycled: one block that waits for long would keep the memory of all beside it
+        for chunk in self._chunks:
+            lease = chunk.lease(nbytes, self._returned.append)
+            if lease is not None:
+                return lease
+        chunk = Region(self._grow(_pages(nbytes), _CHUNK))
+        chunk.append(0, chunk.segment.nbytes)
+        self._chunks = [*self._chunks, chunk]
+        lease = chunk.lease(nbytes, self._returned.append)
+        assert lease is not None
+        return lease
+
+    def _grow(self, size: int, wanted: int = 0) -> Segment:
+        """Return new private memory, of the size that is wanted if there is as much."""
+        limit = self._limit() if self._limit is not None else None
+        if limit is not None and self._others and self.taken + size > limit:
+            raise OutOfMemory(f"tensortap uses all of the {limit} bytes that it may take")
+        if limit is not None:
+            wanted = min(wanted, limit - self.taken)
+        if size >= _HUGE or wanted:  # reading what is free takes longer than a small copy
+            if not has_room(max(size, wanted)):
+                raise OutOfMemory(f"cannot allocate {size} bytes: this machine is low on memory")
+        segment = Segment(0, max(size, wanted), False)
+        self._others.add(segment)
+        return segment
+
+
+def _pages(nbytes: int) -> int:
+    return max(1, -(-nbytes // PAGE)) * PAGE
+
+
+class MappedSegment:
+    """A segment of another process, mapped read-only."""
+
+    def __init__(self, pid: int, fd: int, nbytes: int) -> None:
+        path = f"/proc/{pid}/fd/{fd}"
+        if not os.readlink(path).startswith("/memfd:tensortap"):
+            raise OSError(f"{path} is not a tensortap segment")
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # without seals its owner could shrink it, and reading would raise SIGBUS
+            if fcntl.fcntl(file, _GET_SEALS) & _SEAL_SIZE != _SEAL_SIZE:
+                raise OSError(f"{path} is not sealed")
+            if os.fstat(file).st_size != nbytes:
+                raise OSError(f"{path} does not have {nbytes} bytes")
+            self.memory = _map(nbytes, mmap.PROT_READ, file)[0].toreadonly()
+        finally:
+            os.close(file)
+        self.nbytes = nbytes

@@ -1,0 +1,59 @@
+"""Sections of the capture path that hold a lock: their own thread never enters a second one.
+
+A signal handler or a finalizer runs between any two instructions of a thread, also while it holds
+a lock, and may catch a value there. It must not wait for its own thread, nor for another one that
+is in the same position. So what it catches is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Busy(RuntimeError):
+    """A signal handler or finalizer has interrupted a section of its own thread."""
+
+
+class _Thread(threading.local):
+    inside = False
+
+
+_thread = _Thread()
+
+
+def is_busy() -> bool:
+    """Return whether this thread was interrupted inside a section."""
+    return _thread.inside
+
+
+def section(function: Callable[P, T]) -> Callable[P, T]:
+    """Let a function raise `Busy` if its thread is inside any section already.
+
+    >>> outer = section(lambda: inner())
+    >>> inner = section(lambda: 1)
+    >>> inner()
+    1
+    >>> outer()
+    Traceback (most recent call last):
+        ...
+    tensortap.core.busy.Busy: this thread is inside tensortap already
+    """
+
+    @functools.wraps(function)
+    def enter(*args: P.args, **kwargs: P.kwargs) -> T:
+        if _thread.inside:
+            raise Busy("this thread is inside tensortap already")
+        # no call before the try statement: an exception of a signal handler may follow any call
+        _thread.inside = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _thread.inside = False
+
+    return enter

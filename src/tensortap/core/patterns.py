@@ -1,0 +1,71 @@
+"""Regular expressions over names: the one place where patterns of users are compiled.
+
+Patterns in a program are those of Python. Patterns that are typed into a page or a notebook are
+those of RE2, whose time grows only linearly and which lets other threads run: the page may be
+served by the training process, which a pattern that backtracks would stop for minutes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tensortap.core.errors import MissingExtra, PatternError
+
+_MAX_LENGTH = 1000  # characters of a typed pattern
+
+
+def compile_pattern(
+    pattern: str | re.Pattern[str], argument: str = "", *, ignore_case: bool = False
+) -> re.Pattern[str]:
+    """Compile a regular expression; raise PatternError, naming the argument, if it is invalid.
+
+    >>> bool(compile_pattern("^blocks").search("blocks.0"))
+    True
+    """
+    try:
+        return re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+    except (re.error, TypeError) as error:
+        where = f"{argument}: " if argument else ""
+        raise PatternError(f"{where}not a regular expression: {pattern!r} ({error})") from None
+
+
+class TypedPattern:
+    """A regular expression that somebody typed, in the syntax of RE2.
+
+    It has no lookaround and no backreferences, and repetitions up to 1,000.
+
+    >>> TypedPattern("^Blocks", ignore_case=True).search("blocks.0")
+    True
+    >>> TypedPattern("(x+x+)+y").search("x" * 10_000)
+    False
+    """
+
+    def __init__(self, text: str, *, ignore_case: bool = False) -> None:
+        try:
+            import re2
+        except ImportError:
+            raise MissingExtra(
+                "searching with a pattern needs google-re2: pip install 'tensortap[view]'"
+            ) from None
+        if len(text) > _MAX_LENGTH:
+            raise PatternError(
+                f"a pattern has at most {_MAX_LENGTH:,} characters, got {len(text):,}"
+            )
+        options = re2.Options()
+        options.log_errors = False
+        options.never_capture = True
+        options.case_sensitive = not ignore_case
+        try:
+            self._compiled: Any = re2.compile(text, options)
+        except (re2.error, UnicodeEncodeError) as error:
+            reason = error.args[0]
+            reason = reason.decode(errors="replace") if isinstance(reason, bytes) else str(error)
+            raise PatternError(
+                f"not a regular expression: {text!r} ({reason}); lookaround, backreferences and "
+                "repetitions above 1,000 are not supported here"
+            ) from None
+
+    def search(self, name: str) -> bool:
+        """Return whether the pattern matches anywhere in a name."""
+        return self._compiled.search(name.encode("utf-8", "replace")) is not None

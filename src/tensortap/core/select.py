@@ -1,0 +1,34 @@
+"""Select records by name, step, rank and kind."""
+
+from __future__ import annotations
+
+from tensortap.core.errors import TensortapError
+from tensortap.core.record import Kind, Record
+
+
+def fits(record: Record, step: int | None, rank: int | None, kind: Kind | None) -> bool:
+    """Return whether a record has this step, rank and kind; None fits all."""
+    return (
+        (step is None or record.step == step)
+        and (rank is None or record.rank == rank)
+        and (kind is None or record.kind is kind)
+    )
+
+
+def parse_steps(text: str | None) -> tuple[int | None, int | None] | None:
+    """Return the first and the last step of ``10:20``, ``10:``, ``:20`` or ``10``; None is all.
+
+    >>> parse_steps("10:20"), parse_steps(":20"), parse_steps("7"), parse_steps("")
+    ((10, 20), (None, 20), (7, 7), None)
+    """
+    if not text:
+        return None
+    first, colon, last = text.partition(":")
+    try:
+        low = int(first) if first else None
+        high = (int(last) if last else None) if colon else low
+    except ValueError:
+        raise TensortapError(f"steps must be like 10:20, got {text!r}") from None
+    if low is not None and high is not None and low > high:
+        raise TensortapError(f"steps {text}: the first is after the last")
+    return low, high

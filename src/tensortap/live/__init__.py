@@ -1,0 +1,1 @@
+"""The live connection: messages, keys, server, history, and the sink that sends."""

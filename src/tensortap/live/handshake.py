@@ -1,0 +1,237 @@
+"""The sockets of a server, and connections that have not completed the handshake.
+
+CURVE proves that a client has the key before ZeroMQ delivers any message of it. Until then, and
+until its hello, a connection may send only a few KiB and has a deadline. It never holds more than
+one frame, even if nobody has looked at it yet: libzmq reads single commands of the handshake.
+"""
+
+from __future__ import annotations
+
+import collections
+import resource
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
+
+from tensortap.core.buffers import MappedSegment
+from tensortap.core.errors import TensortapError
+from tensortap.live import keys
+from tensortap.live import messages as wire
+from tensortap.live.address import Address
+
+Result = TypeVar("Result")
+
+HANDSHAKE_TIMEOUT = 15.0
+_LONGEST_ROUND = 0.5  # seconds; a server that takes longer was stopped or starved
+_MOST_PENDING = 2048  # connections, as of a large job that starts; of more, the oldest is closed
+_LARGEST_HANDSHAKE = 16 << 10  # bytes; CURVE and the hello take one or two
+_EVENTS = (
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_ACCEPT_FAILED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+def bind_router(
+    context: zmq.Context[Any], address: Address, key: bytes
+) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+    """Return the socket that listens on an address, and the one that reports its connections."""
+    router: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+    router.linger = 0
+    router.rcvhwm = 0  # credits bound what is in flight
+    router.sndhwm = 0
+    router.rcvbuf = 1 << 20
+    router.backlog = 1024
+    router.router_mandatory = True
+    router.maxmsgsize = wire.LARGEST_FRAME
+    router.ipv6 = ":" in address.host
+    router.set(zmq.HEARTBEAT_IVL, 3000)
+    router.set(zmq.HEARTBEAT_TIMEOUT, 15000)
+    router.curve_server = True
+    router.zap_domain = b"tensortap"
+    router.curve_publickey, router.curve_secretkey = keys.curve_pair(key, "server")
+    monitor = router.get_monitor_socket(_EVENTS)
+    try:
+        router.bind(address.endpoint)
+    except zmq.ZMQError as error:
+        context.destroy(linger=0)
+        raise TensortapError(f"cannot listen on {address}: {error}") from None
+    return router, monitor
+
+
+def bind_zap(context: zmq.Context[Any]) -> zmq.Socket[bytes]:
+    """Return the socket on which ZeroMQ asks which CURVE keys to accept."""
+    zap: zmq.Socket[bytes] = context.socket(zmq.REP)
+    zap.linger = 0
+    zap.bind("inproc://zeromq.zap.01")
+    return zap
+
+
+def answer_zap(zap: zmq.Socket[bytes], client_key: bytes) -> None:
+    """Tell ZeroMQ to accept only this CURVE key."""
+    while zap.poll(0):
+        frames = zap.recv_multipart()
+        sequence = frames[1] if len(frames) > 1 else b""
+        curve = len(frames) == 7 and frames[5] == b"CURVE" and len(frames[6]) == 32
+        accepted = curve and z85.encode(frames[6]) == client_key
+        status = (b"200", b"OK", b"client") if accepted else (b"400", b"unknown key", b"")
+        zap.send_multipart([b"1.0", sequence, *status, b""])
+
+
+def source_fd(frame: zmq.Frame) -> int:
+    """Return the file descriptor of the connection that a frame came over, or -1."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1
+
+
+def read_nonce(arena: wire.Arena) -> bytes | None:
+    """Return the nonce in a client's arena; None if this host has no such segment."""
+    try:
+        return bytes(MappedSegment(arena.pid, arena.fd, 4096).memory[:16])
+    except (OSError, ValueError, OverflowError):
+        return None
+
+
+class PendingSocket(NamedTuple):
+    """A TCP connection whose client has not said hello, or was rejected."""
+
+    deadline: float
+    rejected: bool = False
+
+
+class PendingSockets:
+    """TCP connections that are closed at their deadline, or when they have sent too much."""
+
+    def __init__(self, rejected: collections.Counter[str]) -> None:
+        self._rejected = rejected
+        self._sockets: dict[int, PendingSocket] = {}  # by file descriptor, oldest first
+        self._running = 0.0  # seconds that the server has run for them
+        self._looked = time.monotonic()
+
+    def __len__(self) -> int:
+        return len(self._sockets)
+
+    def _now(self) -> float:
+        """Return the time of deadlines, which stands still while the server does not run.
+
+        Otherwise it would disconnect clients whose messages wait for it when it runs again.
+        """
+        before, self._looked = self._looked, time.monotonic()
+        self._running += min(self._looked - before, _LONGEST_ROUND)
+        return self._running
+
+    def read(self, monitor: zmq.Socket[bytes]) -> Iterator[int]:
+        """Note new and failed connections; yield the descriptors of closed ones."""
+        full = False
+        for _ in range(1000):
+            if not monitor.poll(0):
+                break
+            message = recv_monitor_message(monitor)
+            event, fd = message["event"], message["value"]
+            if event == zmq.EVENT_ACCEPTED:
+                self.done(fd)
+                self._sockets[fd] = PendingSocket(self._now() + HANDSHAKE_TIMEOUT)
+            elif event == zmq.EVENT_DISCONNECTED:
+                self.done(fd)
+                yield fd
+            elif event == zmq.EVENT_ACCEPT_FAILED:
+                full = True  # reported again and again, faster than it is read: make room once
+            elif (
+                event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+                or fd == zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
+            ):
+                self._rejected["wrong key"] += 1
+            else:
+                self._rejected["failed handshake"] += 1
+        most = _most_pending()
+        while len(self._sockets) > most:
+            self._close(next(iter(self._sockets)))
+        if full:
+            self._make_room()
+
+    def done(self, fd: int) -> None:
+        """Forget a connection that was closed, or has completed the handshake."""
+        self._sockets.pop(fd, None)
+
+    def reject(self, fd: int) -> bool:
+        """Close a connection soon; return whether its client is to be told why.
+
+        It is told once: unread answers would pile up in memory.
+        """
+        before = self._sockets.get(fd)
+        if before is not None and before.rejected:
+            return False
+        # 3 s for the refusal to arrive
+        self._sockets[fd] = PendingSocket(self._now() + 3, rejected=True)
+        return True
+
+    def close_expired(self) -> None:
+        """Close connections that have timed out or have sent too many bytes."""
+        now = self._now()
+        for fd, pending in list(self._sockets.items()):
+            if now > pending.deadline or _received_nbytes(fd) > _LARGEST_HANDSHAKE:
+                self._close(fd)
+
+    def _make_room(self) -> None:
+        """Close the older half of the connections: no file descriptor is left for a new one.
+
+        Those that have sent nothing go first: a client greets at once.
+        """
+        crowd = [fd for fd in self._sockets if not _received_nbytes(fd)] or list(self._sockets)
+        for fd in crowd[: (len(crowd) + 1) // 2]:
+            self._close(fd)
+
+    def _close(self, fd: int) -> None:
+        if not self._sockets.pop(fd).rejected:
+            self._rejected["handshake timeout"] += 1
+            _with_socket(fd, _reset_on_close)
+        _with_socket(fd, lambda connection: connection.shutdown(socket.SHUT_RDWR))
+
+
+def _most_pending() -> int:
+    """Return how many connections may be pending; training needs file descriptors as well."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_PENDING if descriptors < 0 else min(_MOST_PENDING, descriptors // 2)
+
+
+def _reset_on_close(connection: socket.socket) -> None:
+    """Let ZeroMQ reset a connection: one that sends would otherwise wait for room in a buffer."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def _received_nbytes(fd: int) -> int:
+    """Return how many bytes have arrived over a connection; 0 where the system does not tell."""
+
+    def received(connection: socket.socket) -> int:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+        return int(struct.unpack_from("=Q", info, 128)[0])  # Linux: tcpi_bytes_received
+
+    return _with_socket(fd, received) or 0
+
+
+def _with_socket(fd: int, use: Callable[[socket.socket], Result]) -> Result | None:
+    """Return what a function returns for the connection of ZeroMQ; None if that fails.
+
+    The descriptor is not duplicated: there may be none left.
+    """
+    try:
+        connection = socket.socket(fileno=fd)
+    except OSError:
+        return None
+    try:
+        return use(connection)
+    except (OSError, AttributeError, struct.error):
+        return None
+    finally:
+        connection.detach()

@@ -1,0 +1,316 @@
+"""The server of a live session: one thread, one socket, any number of clients, one history."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import zmq
+
+from tensortap._version import __version__
+from tensortap.capture.sink import Wake
+from tensortap.core.columns import merged
+from tensortap.core.errors import Refused, TensortapError, WireError
+from tensortap.core.history import History
+from tensortap.core.record import Record
+from tensortap.live import keys
+from tensortap.live import messages as wire
+from tensortap.live.address import Address
+from tensortap.live.channel import version_mismatch
+from tensortap.live.connection import Assembly, ClientState, Connection
+from tensortap.live.handshake import (
+    PendingSockets,
+    answer_zap,
+    bind_router,
+    bind_zap,
+    read_nonce,
+    source_fd,
+)
+from tensortap.live.reserve import Reserve
+
+log = logging.getLogger("tensortap")
+
+_DRAIN_ROUNDS = 500  # of receiving without a message, after which a client that left sent no more
+
+Answer = Callable[["Server", str, dict[str, Any]], bytes]
+
+
+class Server:
+    """Listens on an address and writes what clients send into its history.
+
+    `rejected` counts rejected clients, messages and batches by reason.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        history: History,
+        key: bytes,
+        *,
+        answer: Answer | None = None,
+        keep: Callable[[list[Record]], None] | None = None,
+    ) -> None:
+        self.history = history
+        self.started = time.time()
+        self.clients: dict[bytes, ClientState] = {}  # by the id of the program
+        self.rejected: collections.Counter[str] = collections.Counter()
+        self.key = key
+        self._client_key, _ = keys.curve_pair(key, "client")
+        self._pending = PendingSockets(self.rejected)
+        self._keep = keep
+        self._reserve = Reserve(history)
+        self._connections: dict[bytes, Connection] = {}  # by ZeroMQ's routing id
+        self._by_fd: dict[int, Connection] = {}
+        self._disconnected: list[Connection] = []
+        self._closing = False
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._zap = bind_zap(self._context)
+        self._router, self._monitor = bind_router(self._context, address, key)
+        port = self._router.get_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1]
+        self.address = Address(address.host, int(port))
+        self._wake = Wake()
+        self._answer = answer
+        # a thread of its own, so that long answers do not delay records
+        self._viewers = concurrent.futures.ThreadPoolExecutor(1, "tensortap-answers")
+        self._replies: collections.deque[tuple[bytes, list[Any]]] = collections.deque()
+        self._thread = threading.Thread(target=self._run, name="tensortap-server", daemon=True)
+        self._thread.start()
+        if answer is not None:  # a worker keeps nothing
+            self._reserve.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server listens."""
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """Say goodbye to all clients and stop listening; the history stays."""
+        self._closing = True
+        if self._thread.is_alive():
+            self._wake.set()
+            self._thread.join(5)
+        self._viewers.shutdown(wait=False, cancel_futures=True)
+
+    # -- the thread ----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        sockets = (self._router, self._monitor, self._wake.fileno(), self._zap)
+        items: list[Any] = [(item, zmq.POLLIN) for item in sockets]
+        try:
+            while not self._closing:
+                pause = 10 if self._disconnected or self._pending else 500
+                ready: list[Any] = [item for item, _ in zmq.zmq_poll(items, pause)]
+                drained = self._router not in ready or self._receive()
+                self._remove_disconnected(drained)
+                if self._zap in ready:
+                    answer_zap(self._zap, self._client_key)
+                if self._monitor in ready:
+                    self._read_monitor()
+                if self._wake.fileno() in ready:
+                    self._wake.clear()
+                    self._send_replies()
+                self._acknowledge()
+                self._tidy()
+            goodbye = wire.message(wire.GOODBYE, wire.Goodbye())
+            for route in list(self._connections):
+                self._send(route, goodbye)
+        except Exception:
+            log.exception("tensortap: the live session ended with an error")
+        finally:
+            self._reserve.close()
+            self._router.disable_monitor()
+            self._monitor.close(0)
+            self._context.destroy(linger=200)
+            self._wake.close()
+
+    def _receive(self) -> bool:
+        """Process received messages; return whether none are left."""
+        end = time.monotonic() + 0.01  # then clients, acknowledgements and answers get their turn
+        while time.monotonic() < end:
+            try:
+                frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return True
+            route = frames[0].bytes
+            try:
+                self._handle(route, frames)
+            except Refused as error:  # counted where it was raised
+                self._reject(route, frames[-1], str(error))
+            except WireError as error:
+                self._reject(route, frames[-1], str(error), "invalid message")
+            except Exception as error:
+                # one client must not disturb the others
+                log.exception("tensortap: a message was rejected because of an error")
+                self._reject(route, frames[-1], f"an error in the server: {error!r}", "error")
+        return False
+
+    def _handle(self, route: bytes, frames: list[zmq.Frame]) -> None:
+        if not 3 <= len(frames) <= 4:
+            raise WireError(f"a message of {len(frames) - 1} frames")
+        kind = frames[1].bytes
+        header = wire.read_header(kind, frames[2].buffer)
+        data = memoryview(frames[3].buffer) if len(frames) == 4 else memoryview(b"")
+        connection = self._connections.get(route)
+        if connection is None:
+            self._connect(route, header, source_fd(frames[1]))
+            return
+        connection.silent_rounds = 0
+        if isinstance(header, wire.Chunk):
+            connection.add_chunk(header, data)
+            self._store_completed(connection)
+        elif isinstance(header, wire.Batch):
+            connection.start_batch(header, data, self.history.bound, self._reserve.empty)
+            self._store_completed(connection)
+        elif isinstance(header, wire.Query) and self._answer is not None:
+            with contextlib.suppress(RuntimeError):  # this process is ending
+                self._viewers.submit(self._reply, route, header, self._answer)
+        elif isinstance(header, wire.Goodbye):
+            self._disconnect(connection)
+        else:
+            raise WireError(f"{type(header).__name__} at the wrong time")
+
+    def _store_completed(self, connection: Connection) -> None:
+        for assembly in connection.completed():
+            reason, count = assembly.rejected, 0
+            if not reason:
+                try:
+                    count = self._store(assembly)
+                except WireError as error:
+                    log.debug("tensortap: a batch was rejected: %s", error)
+                    reason = "invalid message"
+            if reason:
+                self.rejected[reason] += 1
+            connection.finish(assembly, count, rejected=bool(reason))
+
+    def _store(self, assembly: Assembly) -> int:
+        """Write the records of a batch into the history; return how many there were."""
+        batch = assembly.batch
+        if batch.columns:
+            block = wire.decode_columns(batch.columns, batch.rows, assembly.body)
+            if self._keep is None:
+                self.history.write_columns(block)
+                return batch.rows
+            records = merged(block)
+        else:
+            records = wire.decode_records(assembly.body, assembly.payloads)
+        self.history.write(records)
+        if self._keep is not None:
+            self._keep(records)
+        return len(records)
+
+    def _acknowledge(self) -> None:
+        for connection in self._connections.values():
+            ack = connection.take_ack()
+            if ack is not None:
+                self._send(connection.route, wire.message(wire.ACK, ack))
+
+    def _send_replies(self) -> None:
+        while self._replies:
+            self._send(*self._replies.popleft())
+
+    def _reply(self, route: bytes, query: wire.Query, answer: Answer) -> None:
+        frames = _frames_of_reply(query, lambda: answer(self, query.what, query.arguments))
+        self._replies.extend((route, each) for each in frames)
+        self._wake.set()
+
+    def _send(self, route: bytes, frames: list[Any]) -> None:
+        # a client that has disconnected is removed when the monitor reports it
+        with contextlib.suppress(zmq.ZMQError):
+            self._router.send_multipart([route, *frames])
+
+    def _tidy(self) -> None:
+        if self._pending:
+            self._read_monitor()  # first: a descriptor may be another connection's by now
+            self._pending.close_expired()
+
+    # -- connections ---------------------------------------------------------------------
+
+    def _connect(self, route: bytes, hello: msgspec.Struct, fd: int) -> None:
+        """Welcome a client; raise Refused if it has another version."""
+        # first the events before: the file descriptor may have been another connection's
+        self._read_monitor()
+        if not isinstance(hello, wire.Hello):
+            raise WireError("a message before the hello")
+        if hello.protocol != wire.PROTOCOL:
+            self.rejected["protocol version"] += 1
+            raise Refused(version_mismatch(hello.protocol, hello.version))
+        if hello.role not in ("source", "viewer"):
+            raise WireError("a hello without a role")
+        self._pending.done(fd)
+        client = self.clients.get(hello.client.id) or ClientState(hello.client, hello.role)
+        if client.connection is not None:
+            self._disconnect(client.connection)
+        self.clients[hello.client.id] = client
+        nonce = read_nonce(hello.arena) if hello.arena is not None else None
+        arena_pid = hello.arena.pid if hello.arena is not None and nonce is not None else None
+        connection = Connection(client, route, arena_pid)
+        client.info, client.connection = hello.client, connection
+        granted = sum([other.credit for other in self._connections.values()])
+        spare = max(0, self.history.bound // 2 - granted)
+        connection.credit = max(4 << 20, min(256 << 20, spare // 4))
+        self._connections[route] = connection
+        if fd >= 0:
+            self._by_fd[fd] = connection
+        welcome = wire.Welcome(connection.credit, self.history.bound, nonce)
+        self._send(route, wire.message(wire.WELCOME, welcome))
+
+    def _read_monitor(self) -> None:
+        for fd in self._pending.read(self._monitor):
+            connection = self._by_fd.pop(fd, None)
+            if connection is not None:
+                connection.silent_rounds = 0
+                self._disconnected.append(connection)
+
+    def _remove_disconnected(self, drained: bool) -> None:
+        """Remove disconnected clients after draining their messages."""
+        # with many busy clients the socket is never drained. Rounds are counted, not seconds: while
+        # this process is stopped or starved, time passes and nothing is received
+        waiting = []
+        for connection in self._disconnected:
+            connection.silent_rounds += 1
+            if not drained and connection.silent_rounds <= _DRAIN_ROUNDS:
+                waiting.append(connection)
+            else:
+                self._disconnect(connection)
+        self._disconnected = waiting
+
+    def _reject(self, route: bytes, frame: zmq.Frame, why: str, reason: str = "") -> None:
+        if reason:
+            self.rejected[reason] += 1
+        fd = source_fd(frame)
+        if fd < 0 or self._pending.reject(fd):
+            refusal = wire.Refusal(why[:1000], version=__version__)
+            self._send(route, wire.message(wire.REFUSED, refusal))
+        connection = self._connections.get(route)
+        if connection is not None:
+            self._disconnect(connection)
+
+    def _disconnect(self, connection: Connection) -> None:
+        """Close a connection and forget a viewer; programs that sent records stay known."""
+        if self._connections.get(connection.route) is not connection:
+            return
+        del self._connections[connection.route]
+        connection.close()
+        if connection.client.role == "viewer":
+            self.clients.pop(connection.client.info.id, None)
+
+
+def _frames_of_reply(query: wire.Query, answer: Callable[[], bytes]) -> Iterator[list[Any]]:
+    """Yield the messages of the answer to a viewer's question."""
+    body, error = b"", ""
+    try:
+        body = answer()
+    except TensortapError as problem:
+        error = str(problem)
+    except Exception as problem:
+        log.exception("tensortap: failed to answer a viewer")
+        error = repr(problem)
+    yield [*wire.message(wire.REPLY, wire.Reply(query.id, error[:10_000], len(body)))]
+    yield from wire.chunks(query.id, wire.BODY, memoryview(body))

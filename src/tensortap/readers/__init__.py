@@ -1,1 +1,0 @@
-"""Readers give records back, wherever they lie, through one protocol."""

@@ -1,0 +1,258 @@
+"""`bisect`: find every module that does not compute what a reference computes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tensortap.capture.pipeline import pipeline
+from tensortap.core import ranks
+from tensortap.core.arguments import checked
+from tensortap.core.errors import NotFound, TensortapError
+from tensortap.rooms.bisect.faulty_modules import BisectReport
+from tensortap.rooms.bisect.graft import grafting
+from tensortap.rooms.bisect.grafting import GraftHooks
+from tensortap.rooms.bisect.judge import Judge, RecordedTensors
+from tensortap.rooms.bisect.recorded_step import RecordedStep
+from tensortap.rooms.blackbox.replaying import KeptState, Training
+from tensortap.rooms.compare.compared_run import ComparedRun
+from tensortap.rooms.compare.matching import parse_mapping
+from tensortap.rooms.compare.rules import RuleSet, load_rules
+from tensortap.rooms.compare.tensors import Tolerance, check_tolerance
+from tensortap.rooms.track.observer import Observer
+from tensortap.rooms.track.observing import TrackHooks
+from tensortap.values.registry import loaded_frameworks
+
+
+class BisectOptions(NamedTuple):
+    """Selection and tolerances of a comparison."""
+
+    run: Any
+    step: int | None = None
+    mapping: tuple[Any, ...] = ()
+    atol: float | None = None
+    rtol: float | None = None
+    rules: str | None = None
+
+    @property
+    def renames(self) -> list[tuple[str, str]]:
+        """The mapping, as patterns and replacements."""
+        return [parse_mapping(each) if isinstance(each, str) else each for each in self.mapping]
+
+    def check(self) -> None:
+        """Raise an error that names the first option with a wrong value."""
+        check_tolerance(self.atol, self.rtol)
+        _ = self.renames
+        if self.rules is not None:
+            load_rules(self.rules)
+
+
+class Bisection:
+    """Judges one step of a model by a run; entered just before the step."""
+
+    def __init__(self, model: Any, options: BisectOptions, rules: RuleSet | None = None) -> None:
+        options.check()
+        if rules is None and options.rules is not None:
+            rules = load_rules(options.rules)
+        run, renames = ComparedRun(options.run), options.renames
+        recorded = RecordedStep(run, options.step, renames)
+        self.step, self.reference = recorded.step, run.title
+        self._before: RecordedTensors | None = None
+        # a run of each n-th step has none: then the program has its own weights
+        with contextlib.suppress(NotFound):
+            self._before = RecordedTensors(RecordedStep(run, self.step - 1, renames))
+        tolerance = Tolerance(threads=1).given(options.atol, options.rtol)
+        self.judge = Judge(recorded, tolerance, rules, self._before)
+        self.hooks: GraftHooks = grafting(model, self.judge)
+
+    def begin(self) -> None:
+        """Start from the recorded weights, if there are any from before the step."""
+        self.hooks.attach()
+        if self._before is not None:
+            self.hooks.load(self._before)
+
+    def raised(self, error: BaseException) -> bool:
+        """Note the module that an error came from; return whether it came from one."""
+        module = self.hooks.running
+        if isinstance(error, TensortapError) or not module:
+            return False
+        first = (str(error).splitlines() or [""])[0]
+        self.judge.raised(module, f"raised {type(error).__name__}: {first}")
+        return True
+
+    def end(self) -> None:
+        """Remove everything."""
+        self.hooks.detach()
+
+    def report(self) -> BisectReport:
+        """Return what was found."""
+        return self.judge.report(self.reference)
+
+
+@checked
+def bisect(
+    step_fn: Callable[[], Any],
+    model: Any,
+    run: Any,
+    *,
+    step: int | None = None,
+    mapping: Iterable[str | tuple[str, str]] = (),
+    atol: float | None = None,
+    rtol: float | None = None,
+    rules: RuleSet | str | Path | None = None,
+) -> BisectReport:
+    """Find all modules that do not compute what the reference computes from its inputs.
+
+    `step_fn` runs one training step, with the batch of the reference: forward, and if you like
+    backward and optimizer. It is called once. Meanwhile the tensors of `run` take the place of
+    those computed, so that each module is judged on its own and one bug does not hide another.
+    Record the reference with ``tap.track(model, optimizer, tensors=True, inputs=True)``.
+
+    `step` is the recorded step, by default the first; before a later one, the model gets the
+    recorded weights and optimizer state of the step before. `mapping`, `atol`, `rtol` and `rules`
+    are those of `tap.compare`. Afterwards the model, its optimizers and the random states are as
+    before.
+
+    >>> import tempfile, torch, tensortap as tap
+    >>> model, x = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh()), torch.ones(1, 2)
+    >>> with tap.track(model, tensors=True, inputs=True, out_path=tempfile.mkdtemp()) as tracker:
+    ...     model(x).sum().backward()
+    ...     tracker.step()
+    >>> model[1] = torch.nn.ReLU()
+    >>> tap.bisect(lambda: model(x).sum().backward(), model, tracker.path).modules
+    ('1',)
+    """
+    given = None if rules is None or isinstance(rules, RuleSet) else str(rules)
+    own = rules if isinstance(rules, RuleSet) else None
+    bisection = Bisection(model, BisectOptions(run, step, tuple(mapping), atol, rtol, given), own)
+    kept = _KeptProgram(model)
+    enabled = pipeline.enabled
+    pipeline.switch(False)  # nobody records what is executed with values of another run
+    try:
+        bisection.hooks.stepping = kept.keep_optimizer
+        bisection.begin()
+        try:
+            step_fn()
+            bisection.hooks.end_step()
+        except Exception as error:
+            if not bisection.raised(error):
+                raise
+    finally:
+        bisection.end()
+        kept.restore()
+        pipeline.switch(enabled)
+    return bisection.report()
+
+
+class _KeptProgram:
+    """The state of a model and of the optimizers that make a step meanwhile."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._kept: list[tuple[Training, KeptState]] = []
+        self.keep_optimizer(None)
+
+    def keep_optimizer(self, optimizer: Any) -> None:
+        """Keep the state of the model and of an optimizer, just before its step."""
+        for framework in loaded_frameworks():
+            training = framework.training(self._model, optimizer, ())
+            if training is not None:
+                self._kept.append((training, training.keep_present()))
+
+    def restore(self) -> None:
+        """Put everything back; the first copy is the one from before the step."""
+        while self._kept:
+            training, kept = self._kept.pop()
+            training.restore(kept)
+
+
+# -- in a program that `tensortap bisect` has started ---------------------------------------------
+#
+# The command names a folder in the environment. The program finds the options there, and each rank
+# leaves its report. It ends after the judged step of its first tracked model.
+
+FOLDER = "TENSORTAP_BISECT"
+"""Environment variable with the folder of options and reports."""
+_OPTIONS = "options.msgpack"
+
+
+def bisected(hooks: TrackHooks, model: Any, observer: Observer) -> TrackHooks:
+    """Return hooks that also judge a step, if `tensortap bisect` has started this program."""
+    folder = os.environ.pop(FOLDER, None)  # the first tracked model is the one
+    return hooks if folder is None else BisectedHooks(hooks, model, observer, Path(folder))
+
+
+def write_options(folder: Path, options: BisectOptions) -> None:
+    """Write what the program is to do."""
+    (folder / _OPTIONS).write_bytes(msgspec.msgpack.encode(options))
+
+
+def read_reports(folder: Path) -> dict[int, BisectReport | str]:
+    """Return the report of each rank, or why it has none."""
+    found: dict[int, BisectReport | str] = {}
+    for path in sorted(folder.glob("rank*")):
+        kind: Any = str if path.suffix == ".error" else BisectReport
+        found[int(path.stem[4:])] = msgspec.msgpack.decode(path.read_bytes(), type=kind)
+    return found
+
+
+class BisectedHooks:
+    """The hooks of a tracker, and those that judge one of its steps."""
+
+    def __init__(self, hooks: TrackHooks, model: Any, observer: Observer, folder: Path) -> None:
+        self._hooks = hooks
+        self._observer = observer
+        self._folder = folder
+        data = (folder / _OPTIONS).read_bytes()
+        options = msgspec.msgpack.decode(data, type=BisectOptions)
+        self._bisection: Bisection | None = Bisection(model, options)
+        self._active = False
+
+    def attach(self) -> None:
+        self._hooks.attach()
+        self._begin_at(self._observer.step_number)
+
+    def _begin_at(self, step: int) -> None:
+        if self._bisection is not None and step == self._bisection.step and not self._active:
+            self._active = True
+            pipeline.switch(False)  # nobody records what is executed with values of another run
+            self._bisection.begin()
+
+    def end_step(self, *states: Any, **named: Any) -> None:
+        self._hooks.end_step(*states, **named)
+        if self._active and self._bisection is not None:
+            self._bisection.hooks.end_step()
+            self._finish()
+            sys.exit(0)
+        self._begin_at(self._observer.step_number + 1)
+
+    def detach(self) -> None:
+        try:
+            if self._active and self._bisection is not None:  # the step did not end
+                error = sys.exc_info()[1]
+                if error is not None:
+                    self._bisection.raised(error)
+                self._finish()
+        finally:
+            self._hooks.detach()
+
+    def _finish(self) -> None:
+        """Write the report of this rank and remove the hooks."""
+        bisection, self._bisection = self._bisection, None
+        assert bisection is not None
+        bisection.end()
+        rank, _ = ranks.rank_and_world_size()
+        result: BisectReport | str
+        try:
+            result = bisection.report()
+        except TensortapError as error:
+            result = str(error)
+        suffix = ".error" if isinstance(result, str) else ".report"
+        path = self._folder / f"rank{rank}{suffix}"
+        path.write_bytes(msgspec.msgpack.encode(result, enc_hook=str))

@@ -1,0 +1,1 @@
+"""Grafts in torch models."""

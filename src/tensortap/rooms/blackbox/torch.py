@@ -1,0 +1,319 @@
+"""A torch training program: its state copied and written back bit by bit, and its random states.
+
+Tensors are written back in place and without their version counters, so that whoever holds them
+does not notice. `load_state_dict` of an optimizer would convert dtypes.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from tensortap.core import ranks
+from tensortap.rooms.blackbox.replaying import KeptBatch, KeptState, Training
+from tensortap.rooms.blackbox.torch_held import (
+    HeldTensor,
+    Spare,
+    held_nbytes,
+    hold,
+    local,
+    released,
+    spare_tensors,
+)
+from tensortap.rooms.track.observing import tensors_in
+from tensortap.rooms.track.torch.optimizers import find_optimizers, parameters_of
+from tensortap.values.snapshot import digest_of
+from tensortap.values.torch.shards import like
+from tensortap.values.torch.tensors import quiet
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class Place(NamedTuple):
+    """Address of a part of the state: a module, buffer, parameter, gradient or optimizer slot."""
+
+    kind: str
+    name: str
+    key: str = ""
+
+
+class TorchTraining(Training):
+    """A model, its optimizers, and other objects with a ``state_dict``."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: Any, others: tuple[Any, ...]) -> None:
+        self._model = model
+        given = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+        given += [each for each in others if isinstance(each, torch.optim.Optimizer)]
+        self._optimizers = [each.optimizer for each in find_optimizers(given) if not each.wraps]
+        self._others = tuple(x for x in others if not isinstance(x, torch.optim.Optimizer))
+        # programs also draw from generators between steps
+        self._generators = [each for each in others if isinstance(each, torch.Generator)]
+        self._group: Any = None
+
+    @property
+    def rank(self) -> int:
+        return ranks.rank_and_world_size()[0]
+
+    @property
+    def world_size(self) -> int:
+        return dist.get_world_size() if _is_distributed() else 1
+
+    # -- the state ------------------------------------------------------------------------------
+
+    def _places(self) -> Iterator[tuple[Place, Any]]:
+        """Yield what a step may change: where it is, and its value."""
+        for path, module in self._model.named_modules():
+            for name, value in (*module.__dict__.items(), *module._buffers.items()):
+                if isinstance(value, (torch.Tensor, *_PLAIN)):
+                    yield (
+                        Place("buffer" if name in module._buffers else "module", path, name),
+                        value,
+                    )
+        for name, parameter in self._model.named_parameters():
+            yield Place("parameter", name), parameter
+            yield Place("gradient", name), parameter.grad
+        for number, optimizer in enumerate(self._optimizers):
+            for index, parameter in enumerate(parameters_of(optimizer)):
+                place = Place("optimizer", str(number), str(index))
+                yield place, optimizer.state.get(parameter)
+
+    def _owners(self) -> Callable[[Place], Any]:
+        """Return a function that finds what holds the value of a place."""
+        modules = dict(self._model.named_modules())
+        parameters = dict(self._model.named_parameters())
+        slots = [list(parameters_of(optimizer)) for optimizer in self._optimizers]
+
+        def owner(place: Place) -> Any:
+            kind, name, key = place
+            if kind in ("parameter", "gradient"):
+                return parameters[name]
+            if kind == "optimizer":
+                return self._optimizers[int(name)].state, slots[int(name)][int(key)]
+            return modules[name]._buffers if kind == "buffer" else modules[name].__dict__
+
+        return owner
+
+    def keep_state(self, instead: KeptState | None = None) -> KeptState:
+        return self._keep(False, None if instead is None else spare_tensors(instead.content[0]))
+
+    def keep_present(self) -> KeptState:
+        return self._keep(True, None)
+
+    def _keep(self, held: bool, spare: Spare | None) -> KeptState:
+        with quiet():
+            places = [(place, hold(value, held, spare)) for place, value in self._places()]
+            states = [copy.deepcopy(_state_of(other)) for other in self._others]
+        moment = self.keep_moment()
+        nbytes = sum(held_nbytes(value) for _, value in places)
+        nbytes += sum(x.nbytes for _, x in tensors_in(states, torch.Tensor))
+        return KeptState((places, states, moment), nbytes)
+
+    def check(self, kept: KeptState) -> None:
+        try:
+            self._check_parameters(kept.content[0])
+        except LookupError as error:
+            raise ValueError(f"here is no {error}") from None
+
+    def _check_parameters(self, places: list[tuple[Place, Any]]) -> None:
+        owner = self._owners()
+        for place, value in places:
+            found = owner(place)
+            if place.kind == "parameter" and local(found).shape != value.copy.shape:
+                raise ValueError(
+                    f"the parameter {place.name} has the shape {tuple(value.copy.shape)}, and here "
+                    f"{tuple(local(found).shape)}"
+                )
+        stored = {place for place, _ in places if place.kind in ("parameter", "optimizer")}
+        for place, _ in self._places():
+            if place.kind in ("parameter", "optimizer") and place not in stored:
+                raise ValueError(f"it has no {place.kind} {place.name} {place.key}".rstrip())
+
+    def restore(self, kept: KeptState) -> None:
+        places, states, moment = kept.content
+        owner = self._owners()
+        with quiet():
+            for place, value in places:
+                _write(owner(place), place, value)
+            for other, state in zip(self._others, states, strict=True):
+                _load(other, copy.deepcopy(state))
+        self.restore_moment(moment)
+
+    # -- moments ---------------------------------------------------------------------------------
+
+    def keep_moment(self) -> Any:
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+        groups = [
+            [{k: v for k, v in group.items() if isinstance(v, (*_PLAIN, tuple))} for group in
+             optimizer.param_groups] for optimizer in self._optimizers
+        ]  # fmt: skip
+        without = not any(p.grad is not None for p in self._model.parameters())
+        numbers = np.random.get_state() if "numpy.random" in sys.modules else None  # noqa: NPY002
+        drawn = [generator.get_state() for generator in self._generators]
+        return random.getstate(), numbers, torch.get_rng_state(), cuda, groups, without, drawn
+
+    def restore_moment(self, moment: Any) -> None:
+        python, numbers, cpu, cuda, groups, without, drawn = moment
+        random.setstate(python)
+        if numbers is not None:
+            np.random.set_state(numbers)  # noqa: NPY002
+        torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
+        for generator, state in zip(self._generators, drawn, strict=True):
+            generator.set_state(state)
+        for optimizer, saved in zip(self._optimizers, groups, strict=True):
+            for group, settings in zip(optimizer.param_groups, saved, strict=True):
+                group.update(settings)
+        if without:
+            for parameter in self._model.parameters():
+                parameter.grad = None
+
+    # -- batches ---------------------------------------------------------------------------------
+
+    def keep_batch(self, batch: Any) -> KeptBatch:
+        with quiet():
+            kept = hold(batch)
+        nbytes = sum(x.nbytes for _, x in tensors_in(batch, (torch.Tensor, np.ndarray)))
+        return KeptBatch(kept, nbytes)
+
+    def batch_of(self, kept: KeptBatch) -> Any:
+        with quiet():
+            return released(kept.content)
+
+    def rows_of(self, kept: KeptBatch) -> int:
+        sizes = {len(x) if x.ndim else -1 for _, x in tensors_in(kept.content, torch.Tensor)}
+        return sizes.pop() if len(sizes) == 1 and min(sizes) > 0 else 0
+
+    def mixed(self, kept: KeptBatch, other: KeptBatch, rows: frozenset[int]) -> Any:
+        args = self.batch_of(other)
+        pairs = zip(
+            tensors_in(kept.content, torch.Tensor), tensors_in(args, torch.Tensor), strict=True
+        )
+        chosen = sorted(rows)
+        with quiet():
+            for (_, bad), (_, good) in pairs:
+                if bad.shape != good.shape:
+                    raise ValueError("the batches have different shapes")
+                good[chosen] = bad[chosen].to(good.device)
+        return args
+
+    # -- judging ---------------------------------------------------------------------------------
+
+    def is_bad(self, result: Any, whole: bool) -> bool:
+        with quiet():
+            if any(_is_bad(x) for _, x in tensors_in(result, (torch.Tensor, float))):
+                return True
+            return whole and any(
+                _is_bad(tensor)
+                for place, value in self._places()
+                if place.kind in ("parameter", "gradient")
+                for _, tensor in tensors_in(value, torch.Tensor)
+            )
+
+    def digest_of(self, result: Any) -> bytes:
+        with quiet():
+            parts = [digest_of(local(x)) for _, x in tensors_in(result, torch.Tensor)]
+            parts += [digest_of(x) for _, x in tensors_in(result, float)]
+        return b"".join(parts)
+
+    # -- ranks ---------------------------------------------------------------------------------
+
+    def _own_group(self) -> Any:
+        """Return a group of all ranks, apart from those of the user; every rank makes it."""
+        if self._group is None:
+            self._group = dist.new_group(backend="gloo")
+        return self._group
+
+    def agree(self, *flags: bool) -> list[bool]:
+        if not _is_distributed():
+            return list(flags)
+        with quiet():
+            shared = torch.tensor([float(flag) for flag in flags])
+            dist.all_reduce(shared, dist.ReduceOp.MAX, group=self._own_group())
+            return [bool(flag) for flag in shared.tolist()]
+
+    def gather(self, value: str) -> list[str]:
+        if not _is_distributed():
+            return [value]
+        found: list[Any] = [None] * self.world_size
+        with quiet():
+            dist.all_gather_object(found, value, group=self._own_group())
+        return found
+
+
+def _is_distributed() -> bool:
+    ready = dist.is_available() and dist.is_initialized()
+    return bool(ready and dist.get_world_size() > 1)
+
+
+# -- values -------------------------------------------------------------------------------------
+
+
+def _is_bad(value: Any) -> bool:
+    if isinstance(value, float):
+        return not np.isfinite(value)
+    value = local(value)
+    is_float = value.is_floating_point() or value.is_complex()
+    return bool(is_float and not torch.isfinite(value).all())
+
+
+def _filled(kept: HeldTensor, present: Any, parameter: Any = None) -> torch.Tensor:
+    """Return the tensor that held the copy, or the present one, with the bits of the copy.
+
+    If there is none, it is made; of a distributed tensor with the layout of its parameter.
+    """
+    target = kept.holder if kept.holder is not None else present
+    same = isinstance(target, torch.Tensor) and (
+        local(target).shape == kept.copy.shape and target.dtype == kept.copy.dtype
+    )
+    if not same:
+        made = kept.copy.to(kept.device, copy=True)
+        if not kept.distributed:
+            return made
+        if parameter is None or local(parameter).shape != made.shape:
+            raise ValueError("a distributed tensor of the state has no parameter of its layout")
+        distributed: torch.Tensor = like(parameter, made, dtype=made.dtype)
+        return distributed
+    local(target).data.copy_(kept.copy)
+    return target
+
+
+def _write(owner: Any, place: Place, kept: Any) -> None:
+    if place.kind == "parameter":
+        _filled(kept, owner)
+    elif place.kind == "gradient":
+        owner.grad = None if kept is None else _filled(kept, owner.grad, owner)
+    elif place.kind == "optimizer":
+        state, parameter = owner
+        if kept is None:
+            state.pop(parameter, None)
+            return
+        present = state.setdefault(parameter, {})
+        for name in [name for name in present if name not in kept]:
+            del present[name]
+        for name, item in kept.items():
+            present[name] = _rebuilt(item, present.get(name), parameter)
+    else:
+        owner[place.key] = _rebuilt(kept, owner.get(place.key))
+
+
+def _rebuilt(kept: Any, present: Any, parameter: Any = None) -> Any:
+    return _filled(kept, present, parameter) if isinstance(kept, HeldTensor) else released(kept)
+
+
+def _state_of(other: Any) -> Any:
+    return other.state_dict() if hasattr(other, "state_dict") else other.get_state()
+
+
+def _load(other: Any, state: Any) -> None:
+    if hasattr(other, "load_state_dict"):
+        other.load_state_dict(state)
+    else:
+        other.set_state(state)

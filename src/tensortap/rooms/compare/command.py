@@ -1,0 +1,196 @@
+"""`tensortap compare`: where two runs or files first differ."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tensortap.cli.terminal import message, parse_numbers, progress_bar
+from tensortap.core.errors import NotFound, TensortapError
+from tensortap.core.select import parse_steps
+
+if TYPE_CHECKING:
+    from tensortap.rooms.compare.report import CompareReport
+    from tensortap.rooms.compare.result import Comparison
+
+_RUNS = "Runs"  # heading of the options for runs
+
+
+def compare(
+    a: str = typer.Argument(..., help="Folder of a run, or a file."),
+    b: str = typer.Argument(..., help="The reference: another run, or another file."),
+    atol: float | None = typer.Option(
+        None, help="Close is |a - b| <= atol + rtol*|b|; default 1e-8, and 0 for integers."
+    ),
+    rtol: float | None = typer.Option(None, help="Default 1e-5, and 0 for integers."),
+    trust: bool = typer.Option(
+        False, "--trust", help="Load pickles of any class, which may run code."
+    ),
+    rules: Path | None = typer.Option(
+        None, help="TOML file with tolerances per name.", rich_help_panel=_RUNS
+    ),
+    mapping: list[str] = typer.Option(
+        [], "--map", metavar="OLD=NEW", rich_help_panel=_RUNS,
+        help=r"Rename names of A to those of B: 'old\.(.*)=new.\1'. Repeatable.",
+    ),
+    steps: str | None = typer.Option(
+        None, metavar="10:20", help="Only these steps, both ends included; also 10: and :20.",
+        rich_help_panel=_RUNS,
+    ),
+    names: str | None = typer.Option(
+        None, metavar="REGEX", help="Only names that match.", rich_help_panel=_RUNS
+    ),
+    kinds: str | None = typer.Option(
+        None, metavar="KIND,…", help="Only Activation, Gradient, Weight, …", rich_help_panel=_RUNS
+    ),
+    ranks: str | None = typer.Option(
+        None, metavar="0,1", help="Only these ranks.", rich_help_panel=_RUNS
+    ),
+    allow_missing: bool = typer.Option(
+        False, "--allow-missing", help="Ignore records that only one side has.",
+        rich_help_panel=_RUNS,
+    ),
+    noise: tuple[str, str] = typer.Option(
+        ("", ""), metavar="RUN1 RUN2", show_default=False, rich_help_panel=_RUNS,
+        help="Two runs of the code of A; their difference is the noise floor.",
+    ),
+    processes: int = typer.Option(
+        0, min=0, help="Number of processes. Default: threads.", rich_help_panel=_RUNS
+    ),
+    rows: int = typer.Option(30, min=1, help="Number of differences to print."),
+    as_json: bool = typer.Option(False, "--json", help="Print everything as JSON."),
+    html: Path | None = typer.Option(
+        None, help="Also write a report: one self-contained HTML file.",
+        rich_help_panel=_RUNS,
+    ),
+) -> None:  # fmt: skip
+    """Compare two runs or two files; exit with 0 if they agree, 1 if they differ."""
+    from tensortap.rooms.compare.api import compare as compare_values
+
+    options = _given(
+        rules=rules, mapping=mapping, steps=parse_steps(steps), names=names, kinds=_kinds(kinds),
+        ranks=parse_numbers(ranks or "", "--ranks", "0,1"), allow_missing=allow_missing,
+        noise=_noise(*noise),
+    )  # fmt: skip
+    of_runs = _is_run(a) or _is_run(b)
+    if not of_runs and (options or html is not None or processes):
+        names_given = ["--html"] * (html is not None) + ["--processes"] * bool(processes)
+        names_given += [f"--{_FLAGS.get(name, name)}" for name in options]
+        _check_files(a, b)
+        raise TensortapError(f"{', '.join(names_given)}: for runs only, and neither is a run")
+    if html is not None:
+        _check_writable(html)
+    with contextlib.ExitStack() as stack:
+        if of_runs:
+            options["progress"] = stack.enter_context(progress_bar("comparing"))
+            options["executor"] = stack.enter_context(_executor(processes))
+        sides = _location(a), _location(b)
+        found = compare_values(*sides, atol=atol, rtol=rtol, trust=trust, **options)
+    chosen = [f"--{name}" for name in ("steps", "names", "kinds", "ranks") if name in options]
+    if of_runs and chosen and not (found.compared or found.missing or found.unplaced):
+        raise NotFound(f"{' and '.join(chosen)}: neither run has a record that fits")
+    if html is not None:
+        from tensortap.rooms.compare.html import write_html
+
+        with progress_bar("drawing") as progress:
+            write_html(found, html, progress=progress)
+        message(f"wrote the report to {html}")
+    _print(found, a, b, rows, as_json)
+    raise typer.Exit(0 if found else 1)
+
+
+def _print(found: CompareReport | Comparison, a: str, b: str, rows: int, as_json: bool) -> None:
+    from tensortap.rooms.compare.report import CompareReport
+
+    if as_json:
+        import json
+
+        from tensortap.rooms.compare.result import comparison_as_json
+
+        runs = isinstance(found, CompareReport)
+        result = found.to_json() if runs else comparison_as_json(found, a, b)  # type: ignore[union-attr,arg-type]
+        json.dump(result, sys.stdout, indent=1)
+        print()
+        return
+    from rich.console import Console
+
+    from tensortap.rooms.compare.text import comparison_text, report_text
+
+    text = (
+        report_text(found, rows)
+        if isinstance(found, CompareReport)
+        else comparison_text(found, a, b, rows)
+    )
+    Console(highlight=False).print(text)
+
+
+_FLAGS = {"mapping": "map", "allow_missing": "allow-missing"}
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Return the options that were given."""
+    return {name: value for name, value in options.items() if value}
+
+
+def _location(text: str) -> Any:
+    # a Path, so that a name without a suffix is not compared as text
+    return text if "://" in text else Path(text)
+
+
+def _is_run(text: str) -> bool:
+    from tensortap.rooms.compare.api import is_run
+
+    return is_run(_location(text))
+
+
+def _check_files(*texts: str) -> None:
+    """Raise for files that do not exist, and for folders that are not runs."""
+    for text in texts:
+        path = Path(text)
+        if "://" not in text and not path.exists():
+            raise NotFound(f"no such file: {path}")
+        if path.is_dir():
+            raise TensortapError(f"{path} is a folder without run.json, so it is not a run")
+
+
+def _check_writable(path: Path) -> None:
+    """Raise if the report cannot be written, before a long comparison starts."""
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise TensortapError(f"--html: cannot write {path}")
+
+
+def _noise(*runs: str) -> tuple[Any, ...] | None:
+    if not any(runs):
+        return None
+    for run in runs:
+        if not _is_run(run):
+            raise TensortapError(f"--noise needs two runs; {run} is not a run")
+    return tuple(map(_location, runs))
+
+
+def _kinds(text: str | None) -> tuple[str, ...]:
+    from tensortap.runs.reader import parse_kind
+
+    words = [word.strip() for word in (text or "").split(",")]
+    return tuple(parse_kind(word).value for word in words if word)
+
+
+@contextlib.contextmanager
+def _executor(processes: int) -> Iterator[Executor | None]:
+    if not processes:
+        yield None
+        return
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
+    # spawn: forking a process with threads is unsafe
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as executor:
+        yield executor

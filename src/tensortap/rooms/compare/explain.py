@@ -1,0 +1,318 @@
+"""Explain why two arrays differ, by cheap hypotheses that are named only if they hold.
+
+A hypothesis must hold for every element, remove almost all of the difference, and be supported by
+more evidence than chance would give. How often two elements of the data agree at random says how
+much evidence one agreement is. Constant and tiny arrays give no evidence. A hypothesis that fails
+on a sample of a few thousand elements is not tested further.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensortap.core.dtypes import numpy_dtype
+from tensortap.rooms.compare.tensors import coarser, compare_arrays, format_of, is_whole
+from tensortap.stats.conversion import as_float64, complex_part, is_number
+from tensortap.values.view import array_of
+
+Array = NDArray[Any]
+
+_SAMPLE = 4096
+_CHUNK = 1 << 16
+_BITS = 24.0  # bits of evidence: chance would give it once in 16 million
+_REST = 0.02  # share of the difference that a hypothesis may leave
+_ROUNDED = (
+    "float32", "float16", "bfloat16", "float8_e3m4", "float8_e4m3fn", "float8_e4m3fnuz",
+    "float8_e5m2", "float8_e5m2fnuz",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A hypothesis that holds."""
+
+    kind: str
+    """``zero``, ``sign``, ``factor``, ``transposed``, ``shifted``, ``rounded`` or ``stale``."""
+    text: str
+    """The hypothesis in words: ``a is b with its axes in the order (1, 0)``."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """Its numbers: ``factor``; ``axes``; ``axis`` and ``by``; ``dtypes``; ``side``."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class _Closeness(NamedTuple):
+    """Relative and absolute tolerance of a hypothesis."""
+
+    rtol: float
+    atol: float
+
+
+def explain(
+    a: Any,
+    b: Any,
+    *,
+    atol: float = 1e-8,
+    rtol: float = 1e-5,
+    previous_a: Any = None,
+    previous_b: Any = None,
+) -> tuple[Explanation, ...]:
+    """Return all simple reasons that explain why two tensors differ.
+
+    `previous_a` and `previous_b` are the values of the same name one step before.
+
+    >>> import numpy as np
+    >>> x = np.random.default_rng(0).standard_normal((4, 8))
+    >>> [str(found) for found in explain(x, x / 8)]
+    ['a is 8 times b']
+    """
+    x, y = array_of(a), array_of(b)
+    if x is None or y is None or not _fit(x) or not _fit(y):
+        return ()
+    # relative to their own precision: a factor of three rounds in bfloat16
+    digits = coarser(x.dtype, y.dtype).digits or 53
+    close = _Closeness(max(rtol, 2.0 ** (1 - digits)), 0.0)
+    with np.errstate(all="ignore"):
+        found = list(_transposed(x, y, close))
+        if x.shape != y.shape:
+            return tuple(found)
+        if compare_arrays(x, y, atol=atol, rtol=rtol, equal_nan=True).mismatches == 0:
+            return ()
+        found = [
+            *_zero(x, y), *_factor(x, y, close), *found, *_shifted(x, y, close),
+            *_rounded(x, y),
+        ]  # fmt: skip
+        for side, now, before in (("a", (x, y), previous_b), ("b", (y, x), previous_a)):
+            found += _stale(side, *now, before, close)
+    return tuple(found)
+
+
+def _fit(array: Array) -> bool:
+    return array.size > 1 and is_number(array.dtype) and complex_part(array.dtype) is None
+
+
+# ---- evidence ----
+
+
+def _sample(shape: tuple[int, ...]) -> tuple[NDArray[np.intp], ...]:
+    """Return the indices of a sample of elements, or of all if they are few."""
+    size = math.prod(shape)
+    if size <= _SAMPLE:
+        return np.unravel_index(np.arange(size), shape)
+    return np.unravel_index(np.random.default_rng(0).integers(0, size, _SAMPLE), shape)
+
+
+def _close(x: NDArray[np.float64], y: NDArray[np.float64], close: _Closeness) -> NDArray[np.bool_]:
+    near = np.abs(x - y) <= close.atol + close.rtol * np.maximum(np.abs(x), np.abs(y))
+    found: NDArray[np.bool_] = near | (x == y) | (np.isnan(x) & np.isnan(y))
+    return found
+
+
+def _bits(values: NDArray[np.float64], close: _Closeness) -> float:
+    """Return the bits of evidence in one agreement; fewer the more alike the elements are."""
+    rng = np.random.default_rng(1)
+    one, other = rng.permutation(values.size), rng.permutation(values.size)
+    one, other = one[one != other], other[one != other]
+    if not one.size:
+        return 0.0
+    alike = int(np.count_nonzero(_close(values[one], values[other], close)))
+    return -math.log2((alike + 1) / (one.size + 1))
+
+
+def _is_supported(
+    one: NDArray[np.float64],
+    other: NDArray[np.float64],
+    plain: NDArray[np.float64],
+    close: _Closeness,
+    free: int = 0,
+) -> bool:
+    """Return whether `one` agrees with `other` beyond chance where it does not with `plain`.
+
+    `free` is the number of elements from which the hypothesis was derived.
+    """
+    if not _close(one, other, close).all():
+        return False
+    telling = int(np.count_nonzero(~_close(one, plain, close))) - free
+    return telling * _bits(other, close) >= _BITS and _leaves_little(one, other, plain)
+
+
+def _leaves_little(one: Any, other: Any, plain: Any) -> bool:
+    good = np.isfinite(one) & np.isfinite(other) & np.isfinite(plain)
+    rest, whole = np.abs(one - other)[good].sum(), np.abs(one - plain)[good].sum()
+    # differences that are not finite have no sum
+    return bool(rest <= _REST * whole)
+
+
+def _holds(x: Array, y: Array, close: _Closeness) -> bool:
+    """Return whether all elements agree."""
+    rtol = 0.0 if is_whole(x.dtype) and is_whole(y.dtype) else close.rtol
+    found = compare_arrays(x, y, atol=close.atol, rtol=rtol, equal_nan=True)
+    return found.mismatches == 0
+
+
+def _chunks(x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
+    for start in range(0, x.size, _CHUNK):
+        yield (
+            np.ascontiguousarray(x.flat[start : start + _CHUNK]),
+            np.ascontiguousarray(y.flat[start : start + _CHUNK]),
+        )
+
+
+# ---- hypotheses ----
+
+
+def _zero(x: Array, y: Array) -> Iterator[Explanation]:
+    for side, one, other in (("a", x, y), ("b", y, x)):
+        if not _any(one) and _any(other):
+            yield Explanation("zero", f"{side} is all zeros", {"side": side})
+
+
+def _any(array: Array) -> bool:
+    flat: Any = array.reshape(-1) if array.flags.c_contiguous else array.flat
+    return any(
+        bool((as_float64(np.ascontiguousarray(flat[i : i + _CHUNK])) != 0).any())
+        for i in range(0, array.size, _CHUNK)
+    )
+
+
+def _factor(x: Array, y: Array, close: _Closeness) -> Iterator[Explanation]:
+    at = _sample(x.shape)
+    one, other = as_float64(x[at]), as_float64(y[at])
+    ratios = (one / other)[(other != 0) & np.isfinite(one / other)]
+    factor = _simple(float(np.median(ratios)), close) if ratios.size else 0.0
+    if factor in (0.0, 1.0):
+        return
+    if not _is_supported(one, factor * other, other, close, free=1):
+        return
+    for p, q in _chunks(x, y):
+        if not _close(as_float64(p), factor * as_float64(q), close).all():
+            return
+    if factor == -1.0:
+        yield Explanation("sign", "a is b with its sign flipped", {"factor": -1.0})
+    else:
+        yield Explanation("factor", f"a is {_spelled(factor)} times b", {"factor": factor})
+
+
+def _simple(factor: float, close: _Closeness) -> float:
+    """Return the integer, or its inverse, that a factor is close to; else the factor."""
+    over = 1 / factor if factor else 0.0
+    if not math.isfinite(factor) or not math.isfinite(over):
+        return 0.0
+    for candidate in (round(factor), 1 / round(over) if round(over) else 0.0):
+        if candidate and abs(candidate - factor) <= close.rtol * abs(factor):
+            return float(candidate)
+    return factor
+
+
+def _spelled(factor: float) -> str:
+    if factor == int(factor):
+        return f"{int(factor)}"
+    over = 1 / factor
+    if abs(over - round(over)) < 1e-9 * abs(over):
+        return f"1/{round(over)}" if over > 0 else f"-1/{-round(over)}"
+    square = over * over
+    if 2 <= square < 1e6 and abs(square - round(square)) < 1e-4 * square:
+        return f"{'-' if factor < 0 else ''}1/√{round(square)} ({factor:.6g})"
+    return f"{factor:.6g}"
+
+
+def _transposed(x: Array, y: Array, close: _Closeness) -> Iterator[Explanation]:
+    if not 2 <= x.ndim <= 4 or x.ndim != y.ndim or sorted(x.shape) != sorted(y.shape):
+        return
+    at = _sample(x.shape)
+    one = as_float64(x[at])
+    seen = set()
+    for axes in itertools.permutations(range(x.ndim)):
+        turned = y.transpose(axes)
+        # moving axes of length 1 gives the same array
+        order = tuple(axis for axis in axes if y.shape[axis] > 1)
+        if turned.shape != x.shape or order in seen:
+            continue
+        seen.add(order)
+        if order == tuple(sorted(order)):
+            continue
+        other = as_float64(turned[at])
+        # same memory order: somebody reshaped instead of transposing
+        plain = as_float64(y[np.unravel_index(np.ravel_multi_index(at, x.shape), y.shape)])
+        if _is_supported(one, other, plain, close) and _holds(x, turned, close):
+            yield Explanation(
+                "transposed", f"a is b with its axes in the order {axes}", {"axes": axes}
+            )
+            return
+
+
+def _shifted(x: Array, y: Array, close: _Closeness) -> Iterator[Explanation]:
+    for axis in range(x.ndim):
+        if x.shape[axis] < 3:
+            continue
+        for by, to, start in ((1, slice(1, None), slice(None, -1)),
+                              (-1, slice(None, -1), slice(1, None))):  # fmt: skip
+            after, before = (*(slice(None),) * axis, to), (*(slice(None),) * axis, start)
+            one, other, plain = x[after], y[before], y[after]
+            at = _sample(one.shape)
+            if not _is_supported(
+                as_float64(one[at]), as_float64(other[at]), as_float64(plain[at]), close
+            ):
+                continue
+            if _holds(one, other, close):
+                way = "back" if by < 0 else "on"
+                yield Explanation(
+                    "shifted", f"a is b shifted {way} by one along axis {axis}",
+                    {"axis": axis, "by": by},
+                )  # fmt: skip
+
+
+def _rounded(x: Array, y: Array) -> Iterator[Explanation]:
+    for side, one, other in (("a", x, y), ("b", y, x)):
+        if is_whole(one.dtype) or is_whole(other.dtype):
+            continue
+        fits = [
+            name for name in _ROUNDED
+            if format_of(numpy_dtype(name)).digits < format_of(other.dtype).digits
+            and _is_rounded(one, other, numpy_dtype(name))
+        ]  # fmt: skip
+        if fits:
+            whole = "b" if side == "a" else "a"
+            text = f"{side} is {whole} rounded to {' or '.join(fits)}"
+            yield Explanation("rounded", text, {"side": side, "dtypes": tuple(fits)})
+
+
+def _is_rounded(one: Array, other: Array, dtype: np.dtype[Any]) -> bool:
+    """Return whether `one` is exactly `other` rounded to a coarser dtype, beyond chance."""
+    digits = format_of(dtype).digits
+    spare = format_of(one.dtype).digits - digits
+    telling = 0
+    kinds: set[float] = set()
+    at = _sample(one.shape)
+    pairs = itertools.chain([(one[at], other[at])], _chunks(one, other))
+    for number, (p, q) in enumerate(pairs):
+        rounded, value = as_float64(q.astype(dtype)), as_float64(p)
+        if not ((rounded == value) | (np.isnan(rounded) & np.isnan(value))).all():
+            return False
+        if number:
+            changed = (value != as_float64(q)) & np.isfinite(value) & (value != 0)
+            telling += int(np.count_nonzero(changed))
+            if len(kinds) < 64:
+                kinds.update(np.unique(value[changed])[:64].tolist())
+    # each could have been any of 2**spare numbers, or at least a neighbor
+    return len(kinds) >= 4 and min(telling, 4 * len(kinds)) * max(spare, 1.5) >= _BITS
+
+
+def _stale(side: str, x: Array, y: Array, before: Any, close: _Closeness) -> Iterator[Explanation]:
+    old = None if before is None else array_of(before)
+    if old is None or old.shape != x.shape or not _fit(old):
+        return
+    at = _sample(x.shape)
+    if _is_supported(as_float64(x[at]), as_float64(old[at]), as_float64(y[at]), close) and _holds(
+        x, old, close
+    ):
+        other = "b" if side == "a" else "a"
+        yield Explanation("stale", f"{side} is what {other} was one step earlier", {"side": side})

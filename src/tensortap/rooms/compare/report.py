@@ -1,0 +1,276 @@
+"""The result of comparing two runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tensortap.core.errors import TensortapError
+from tensortap.core.record import Blob, Fields, Items, Mapping, Number, TensorData
+from tensortap.rooms.compare.result import FORMAT, Comparison, as_json, figures_of, rounded_up
+from tensortap.values.rebuild import rebuild
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Identifies a record in both runs. Rank -1 means assembled from shards."""
+
+    name: str
+    kind: str
+    step: int
+    call: int
+    rank: int
+
+    def __str__(self) -> str:
+        call = f" call {self.call}" if self.call else ""
+        rank = "all ranks" if self.rank < 0 else f"rank {self.rank}"
+        return f"{self.name}  {self.kind}  step {self.step}{call}  {rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A record that differs between two runs."""
+
+    key: Key
+    comparison: Comparison
+    by: str = "value"  # or "statistics" if one run has nothing else
+    explanations: tuple[str, ...] = ()
+    expected: str = ""  # why a rule expects this difference
+    rule: str = ""  # the rule that judged it, if not the tolerance
+
+    def __str__(self) -> str:
+        text = f"{self.key}  {self.comparison.line}"
+        if self.by != "value":
+            text += f"  (by {self.by})"
+        return text + "".join(f"\n  {explanation}" for explanation in self.explanations)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the difference as JSON."""
+        return {
+            **asdict(self.key),
+            "by": self.by,
+            "explanations": list(self.explanations),
+            "expected": self.expected,
+            "rule": self.rule,
+            "comparison": figures_of(self.comparison),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A record that only one run has; `dropped` says that the other run dropped it."""
+
+    key: Key
+    side: str  # "a" or "b": the run that has it
+    dropped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """All records of a name that only one run has."""
+
+    side: str  # "a" or "b": the run that has it
+    name: str
+    kind: str
+    count: int
+    first: int
+    last: int
+    ranks: tuple[int, ...]
+    dropped: int  # how many of them the other run dropped
+
+    @property
+    def steps(self) -> str:
+        """Return the steps in words."""
+        return (
+            f"step {self.first}" if self.first == self.last else f"steps {self.first}-{self.last}"
+        )
+
+
+def gaps(missing: Iterable[Missing]) -> list[Gap]:
+    """Group records that only one run has by name.
+
+    >>> keys = [Key("head", "Weight", step, 0, 0) for step in (3, 4)]
+    >>> [(gap.name, gap.count, gap.steps) for gap in gaps(Missing(key, "a") for key in keys)]
+    [('head', 2, 'steps 3-4')]
+    """
+    found: dict[tuple[str, str, str], list[Missing]] = {}
+    for each in missing:
+        found.setdefault((each.side, each.key.name, each.key.kind), []).append(each)
+    return [
+        Gap(
+            *at,
+            len(all_of),
+            min(each.key.step for each in all_of),
+            max(each.key.step for each in all_of),
+            tuple(sorted({each.key.rank for each in all_of})),
+            sum(each.dropped for each in all_of),
+        )
+        for at, all_of in sorted(found.items(), key=lambda each: each[0][0])
+    ]
+
+
+@dataclass(frozen=True)
+class CompareReport:
+    """The result of comparing two runs; true if they agree."""
+
+    a: str
+    b: str
+    compared: int
+    equal: int  # equal bytes
+    by_statistics: int
+    differences: tuple[Difference, ...] = ()  # in the order of execution
+    missing: tuple[Missing, ...] = ()
+    ignored: int = 0
+    allow_missing: bool = False
+    provenance: dict[str, Any] = field(default_factory=dict)
+    culprit: str = ""
+    sizes: Callable[[], dict[tuple[str, str, int], float]] = field(
+        default=dict, repr=False, compare=False
+    )
+    look: Callable[[Key], tuple[Any, Any]] | None = field(default=None, repr=False, compare=False)
+    """Reads the two values of a difference on demand, as they are stored."""
+    first_bitwise: Difference | None = None
+    """The first record in the order of execution whose bits differ, within tolerance or not."""
+    atol: float = 0.0
+    rtol: float = 0.0
+    passing_atol: float | None = None
+    """Smallest atol that would pass every compared record with this `rtol`; None if none would."""
+    unplaced: tuple[Key, ...] = ()
+    """Records that were not compared: how their parts on the ranks make up the whole is unknown."""
+    ranks: tuple[int, ...] = ()
+    """The ranks whose part of the first difference is wrong; empty if all are, or nobody knows."""
+
+    def __bool__(self) -> bool:
+        if any(not difference.expected for difference in self.differences):
+            return False
+        return self.allow_missing or not self.missing
+
+    @property
+    def worst(self) -> dict[tuple[str, str, int], float]:
+        """Return the largest relative difference by (name, kind, step), in order of execution."""
+        return self.sizes()
+
+    @property
+    def first(self) -> Difference | None:
+        """Return the first unexpected difference in the order of execution."""
+        return next((d for d in self.differences if not d.expected), None)
+
+    @property
+    def bitwise_text(self) -> str:
+        """Return where the bits begin to differ, in words; empty if `first` says it already."""
+        found, first = self.first_bitwise, self.first
+        if found is None or (first is not None and first.key == found.key):
+            return ""
+        within = "within the tolerance, " if found.comparison else ""
+        return f"{found.key}  {within}{found.comparison.line}; {'; '.join(found.explanations)}"
+
+    @property
+    def tolerance_text(self) -> str:
+        """Return in words which tolerance would pass all; empty if all bits are the same."""
+        if self.first_bitwise is None and self:
+            return ""
+        if self.passing_atol is None:
+            return "no atol would pass every compared record"
+        tolerance = f"atol={rounded_up(self.passing_atol)} with rtol={self.rtol:g}"
+        return f"{tolerance} would pass every compared record"
+
+    def values(self, difference: Difference) -> tuple[Any, Any]:
+        """Read both values of a difference from the runs: ``report.values(report.first)``."""
+        if self.look is None:
+            raise TensortapError("this report cannot read the values: it was not made from runs")
+        a, b = self.look(difference.key)
+        return _rebuilt(a), _rebuilt(b)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON; docs/compare.md is the specification."""
+        pairs = self.provenance.items()
+        return {
+            "format": FORMAT,
+            "of": "runs",
+            "agree": bool(self),
+            "a": self.a,
+            "b": self.b,
+            "compared": self.compared,
+            "equal": self.equal,
+            "by_statistics": self.by_statistics,
+            "ignored": self.ignored,
+            "allow_missing": self.allow_missing,
+            "provenance": {name: {"a": as_json(a), "b": as_json(b)} for name, (a, b) in pairs},
+            "first": None if self.first is None else self.first.to_json(),
+            "culprit": self.culprit,
+            "ranks": list(self.ranks),
+            "first_bitwise": None if self.first_bitwise is None else self.first_bitwise.to_json(),
+            "atol": self.atol,
+            "rtol": self.rtol,
+            "passing_atol": self.passing_atol,
+            "unplaced": [asdict(key) for key in self.unplaced],
+            "differences": [each.to_json() for each in self.differences],
+            "missing": [
+                {**asdict(each.key), "only_in": each.side, "dropped": each.dropped}
+                for each in self.missing
+            ],
+        }
+
+    def write_html(self, path: str | Path, *, pictures: int = 20) -> Path:
+        """Write one self-contained HTML file with pictures of the first differences."""
+        from tensortap.rooms.compare.html import write_html
+
+        return write_html(self, path, pictures=pictures)
+
+    def __rich__(self) -> RenderableType:
+        from tensortap.rooms.compare.text import report_text
+
+        return report_text(self)
+
+    def _repr_html_(self) -> str:
+        from tensortap.rooms.compare.text import as_html
+
+        return as_html(self)
+
+    def __str__(self) -> str:
+        lines = [f"{self.a} and {self.b} {'agree' if self else 'differ'}: {self.counts}"]
+        if self.first is not None:
+            lines.append(f"first: {self.first}")
+        if self.culprit:
+            lines.append(self.culprit)
+        if self.bitwise_text:
+            lines.append(f"first bitwise difference: {self.bitwise_text}")
+        if self.tolerance_text:
+            lines.append(self.tolerance_text)
+        sides = [(word, self._only(side)) for side, word in (("a", "first"), ("b", "second"))]
+        lines += [f"only in the {word}: {names}" for word, names in sides if names]
+        if all(names for _, names in sides):
+            lines.append("mapping=['pattern=replacement'] renames names of the first run")
+        return "\n".join(lines)
+
+    def _only(self, side: str) -> str:
+        """Return a few of the names that only one run has."""
+        names = list(dict.fromkeys(m.key.name for m in self.missing if m.side == side))
+        return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+
+    @property
+    def counts(self) -> str:
+        """Return the counts of records in words."""
+        said = [f"{self.compared:,} records compared"]
+        for number, text in (
+            (self.by_statistics, "by their statistics only"),
+            (len(self.differences), "differ"),
+            (sum(bool(d.expected) for d in self.differences), "of them as expected"),
+            (sum(m.side == "a" for m in self.missing), "only in the first"),
+            (sum(m.side == "b" for m in self.missing), "only in the second"),
+            (self.ignored, "ignored"),
+            (len(self.unplaced), "not compared, as their layout on the ranks is unknown"),
+        ):
+            if number:
+                said.append(f"{number:,} {text}")
+        return ", ".join(said)
+
+
+def _rebuilt(value: Any) -> Any:
+    neutral = isinstance(value, (TensorData, Number, Blob, Fields, Items, Mapping))
+    return rebuild(value) if neutral else value

@@ -1,0 +1,214 @@
+"""Render comparisons for terminals and notebooks."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tensortap.core.files import plain
+from tensortap.rooms.compare.provenance import rows_of
+from tensortap.rooms.compare.report import CompareReport, Difference, Gap, gaps
+from tensortap.rooms.compare.result import Comparison
+from tensortap.text.tensors import FittedTable
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+_ROWS = 30
+_WIDE = 110  # terminal width with room for all figures and the reason
+
+
+def report_text(report: CompareReport, most: int = _ROWS) -> Group:
+    """Render a report: the verdict, the environments, the first difference, and all others."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [_headline(bool(report), report.a, report.b)]
+    parts.append(Text(report.counts))
+    for section in (_provenance(report), _first(report), _differences(report, most)):
+        if section is not None:
+            parts += [Text(), section]
+    if report.missing:
+        parts += [Text(), _missing(report, max(1, most // 2))]
+    return Group(*parts)
+
+
+def comparison_text(found: Comparison, a: str, b: str, most: int = _ROWS) -> Group:
+    """Render the comparison of two files or values, with their differing parts."""
+    from rich.console import Group
+    from rich.text import Text
+
+    verdict: list[RenderableType] = [_headline(bool(found), a, b), Text(plain(found.line))]
+    if not found.parts:
+        return Group(*verdict)
+    table = figure_table("path", "max|Δ|", "relative", "cosine", "differ", "why")
+    for part in found.parts[:most]:
+        name = Text(plain(part.path), style="bold")
+        table.add_row(name, *figures_of_row(part), Text(_why(part)))
+    return Group(*verdict, Text(), table, *_more(found.differing - min(most, len(found.parts))))
+
+
+def as_html(report: CompareReport) -> str:
+    """Render a report for a notebook."""
+    from rich.console import Console
+
+    console = Console(record=True, file=io.StringIO(), width=120)
+    console.print(report_text(report))
+    return console.export_html(
+        inline_styles=True,
+        code_format='<pre style="line-height:normal;white-space:pre;overflow-x:auto">{code}</pre>',
+    )
+
+
+def _headline(agree: bool, a: str, b: str) -> Text:
+    from rich.text import Text
+
+    verdict = Text("✓ agree", style="bold green") if agree else Text("✗ differ", style="bold red")
+    return Text.assemble(verdict, "   ", (plain(a), "bold"), " and ", (plain(b), "bold"))
+
+
+def _provenance(report: CompareReport, most: int = 12) -> RenderableType | None:
+    from rich.console import Group
+    from rich.text import Text
+
+    rows = rows_of(report.provenance)
+    if not rows:
+        return None
+    table = figure_table("around them", "first", "second")
+    for row in rows[:most]:
+        table.add_row(*(Text(plain(cell)) for cell in row))
+    return Group(table, *_more(len(rows) - most))
+
+
+def _first(report: CompareReport) -> RenderableType | None:
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    first = report.first
+    if first is not None:
+        grid.add_row(Text("first", style="bold red"), Text(plain(str(first.key)), style="bold"))
+        how = first.comparison.line + (f"  (by {first.by})" if first.by != "value" else "")
+        grid.add_row("", Text(plain(how)))
+        if first.rule:
+            grid.add_row(Text("rule", style="dim"), Text(plain(first.rule)))
+        for explanation in first.explanations:
+            grid.add_row(Text("because", style="yellow"), Text(plain(explanation)))
+    for label, style, text in (
+        ("culprit", "yellow", report.culprit.removeprefix("culprit: ")),
+        ("bitwise", "yellow", report.bitwise_text),
+        ("passing", "dim", report.tolerance_text),
+    ):
+        if text:
+            grid.add_row(Text(label, style=style), Text(plain(text)))
+    return grid if grid.row_count else None
+
+
+def _differences(report: CompareReport, most: int) -> RenderableType | None:
+    from rich.console import Group
+
+    if not report.differences:
+        return None
+    shown = report.differences[:most]
+    table = FittedTable(lambda width: _difference_table(shown, width))
+    return Group(table, *_more(len(report.differences) - most))
+
+
+def _difference_table(shown: tuple[Difference, ...], width: int) -> Table:
+    """Render differences; a narrow terminal gets one line each with fewer figures."""
+    from rich.text import Text
+
+    ranked = any(each.key.rank for each in shown)
+    why = any(_why(each.comparison, each.expected) for each in shown)
+    figures = ("max|Δ|", "relative", "cosine", "differ")
+    narrow = why and width < _WIDE
+    kept = (figures[0], figures[3]) if narrow else figures
+    table = figure_table(
+        "step", *(["rank"] if ranked else []), "name", "kind", *kept, *(["why"] if why else []),
+    )  # fmt: skip
+    if narrow:
+        reason = table.columns[-1]
+        reason.no_wrap, reason.overflow, reason.max_width = True, "ellipsis", width - 56
+    for each in shown:
+        key = each.key
+        cells: list[RenderableType] = [f"{key.step}·{key.call}" if key.call else str(key.step)]
+        if ranked:
+            cells.append("all" if key.rank < 0 else str(key.rank))
+        cells += [Text(plain(key.name), style="bold"), Text(key.kind, style="dim")]
+        found = dict(zip(figures, figures_of_row(each.comparison), strict=True))
+        cells += [found[name] for name in kept]
+        if why:
+            cells.append(Text(_why(each.comparison, each.expected)))
+        table.add_row(*cells, style="dim" if each.expected else "")
+    return table
+
+
+def figures_of_row(found: Comparison) -> Iterator[str]:
+    """Return max|Δ|, relative difference, cosine, and the share that differs."""
+    measured = bool(found.max_abs or found.max_rel)
+    relative = found.rel_l2 if found.rel_l2 is not None else found.max_rel
+    yield f"{found.max_abs:.3g}" if measured else ""
+    yield f"{relative:.3g}" if measured else ""
+    yield f"{found.cosine:.6g}" if found.cosine is not None and found.count > 1 else ""
+    yield f"{found.share:.1%}" if found.mismatches else ""
+
+
+def _why(found: Comparison, expected: str = "") -> str:
+    """Return what the figures do not say."""
+    said = [found.reason] if found.nonfinite or not found.mismatches else []
+    said += [*found.notes, *([f"expected: {expected}"] if expected else [])]
+    return plain(", ".join(filter(None, said)))
+
+
+def _missing(report: CompareReport, most: int) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    title = "missing, which is allowed" if report.allow_missing else "missing"
+    table = figure_table(title, "kind", "records", "steps", "rank", "")
+    found = gaps(report.missing)
+    for gap in found[:most]:
+        table.add_row(
+            Text(plain(gap.name), style="bold"), Text(gap.kind, style="dim"), f"{gap.count:,}",
+            gap.steps, _ranks(gap), Text(lacks(gap), style="yellow"),
+        )  # fmt: skip
+    return Group(table, *_more(len(found) - most))
+
+
+def lacks(gap: Gap) -> str:
+    """Return which run has the records, and why the other lacks them."""
+    text = f"only in the {'first' if gap.side == 'a' else 'second'}"
+    if gap.dropped:
+        text += f"; the other dropped {gap.dropped:,}"
+    return text
+
+
+def _ranks(gap: Gap) -> str:
+    if gap.ranks == (-1,):
+        return "all"
+    shown = ", ".join(map(str, gap.ranks[:4]))
+    return f"{shown}, …" if len(gap.ranks) > 4 else shown
+
+
+def figure_table(*columns: str) -> Table:
+    """Return an empty table in the style of all comparisons; columns of numbers are aligned."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold dim", expand=False)
+    right = {"step", "rank", "max|Δ|", "relative", "cosine", "differ", "records"}
+    for column in columns:
+        number = column in right
+        table.add_column(
+            column, justify="right" if number else "left", overflow="fold",
+            min_width=20 if column == "name" else None, no_wrap=number or column == "kind",
+        )  # fmt: skip
+    return table
+
+
+def _more(count: int) -> list[RenderableType]:
+    from rich.text import Text
+
+    return [Text(f"… and {count:,} more", style="dim")] if count > 0 else []

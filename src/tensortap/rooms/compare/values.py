@@ -1,0 +1,452 @@
+"""Compare two values of any kind: tensors, numbers, text, and containers of them.
+
+- Tensors of any framework, and numbers: ``|a - b| <= atol + rtol*|b|``. NaN equals NaN (unless
+  ``equal_nan=False``), and an infinity equals itself. Different dtypes are noted; different
+  shapes are a difference.
+- Integers with each other: exactly, unless a tolerance is given. Bools: exactly. An integer with
+  a float: by the tolerance, on their exact difference.
+- Text, bytes, None: exactly. A number and text differ.
+- Dicts by key, lists and tuples by position (list or tuple is only noted), sets by member,
+  namedtuples and dataclasses by field.
+- Types registered with a comparison (`tap.register_format`): by that comparison.
+- All other objects: by ``==`` if their class defines it, else by their attributes.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import math
+import types
+from collections.abc import Callable, Iterable, Iterator
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensortap.core.errors import TensortapError
+from tensortap.core.record import Blob, Fields, Items, Mapping, Number, Opaque, TensorData
+from tensortap.core.values import DEPTH
+from tensortap.rooms.compare.result import Comparison
+from tensortap.rooms.compare.tensors import Tolerance, check_tolerance, compare_tensors, nudged
+from tensortap.runs.object_files import own_comparison
+from tensortap.stats.conversion import is_number
+from tensortap.values.adapters import safe_repr
+from tensortap.values.rebuild import rebuild
+from tensortap.values.view import array_of
+
+PARTS = 1000
+"""Largest number of differing parts that are kept; all are counted."""
+
+
+def compare_values(
+    a: Any,
+    b: Any,
+    *,
+    atol: float | None = None,
+    rtol: float | None = None,
+    equal_nan: bool = True,
+    threads: int = 0,
+) -> Comparison:
+    """Compare two values; the result says where and by how much they differ.
+
+    >>> import numpy as np
+    >>> bool(compare_values([1.0, "a"], [1.0 + 1e-9, "a"]))
+    True
+    >>> compare_values({"w": np.ones(3)}, {"w": np.array([1, 1, 2.0])})
+    <differ: 1 of 1 values, max|Δ|=1, rel=0.5, 4.5e+15 ulp>
+      ["w"]: 1 of 3 elements, max|Δ|=1, rel=0.5, 4.5e+15 ulp, cosine=0.942809,
+      worst at [2]: 1 and 2, atol=1 or rtol=0.5 would pass
+    """
+    check_tolerance(atol, rtol)
+    tolerance = Tolerance(equal_nan=bool(equal_nan), threads=threads)
+    return compare_with(a, b, tolerance.given(atol, rtol))
+
+
+def compare_with(a: Any, b: Any, tolerance: Tolerance) -> Comparison:
+    """Compare two values with a tolerance that has been checked."""
+    return _Walk(tolerance).compare(a, b, "")
+
+
+class _Walk:
+    """Walk two trees side by side."""
+
+    def __init__(self, rules: Tolerance) -> None:
+        self.rules = rules
+        self.open: set[tuple[int, int]] = set()  # pairs under comparison, to detect cycles
+
+    def compare(self, a: Any, b: Any, path: str) -> Comparison:
+        a, b = _plain(a), _plain(b)
+        own = own_comparison(a, b)
+        if own is not None:
+            return _verdict(
+                bool(own(a, b)), "differ by the comparison registered for their type", path
+            )
+        if _is_scalar(a) and _is_scalar(b):
+            return self._numbers(a, b, path)
+        arrays = self._arrays(a, b)
+        if arrays is not None:
+            return self._elements(*arrays, path)
+        pair = id(a), id(b)
+        if pair in self.open:  # a cycle, the same in both so far
+            return Comparison(True, path=path, leaves=0)
+        if len(self.open) >= DEPTH:
+            raise TensortapError(
+                f"containers are nested deeper than {DEPTH} at {path[:200]}; compare their parts"
+            )
+        self.open.add(pair)
+        try:
+            return self._objects(a, b, path)
+        finally:
+            self.open.discard(pair)
+
+    def _arrays(self, a: Any, b: Any) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        """Return both as arrays if one is a tensor and the other can become an array."""
+        if isinstance(a, _NO_TENSOR) and isinstance(b, _NO_TENSOR):
+            return None
+        first, second = array_of(a), array_of(b)
+        if first is None and second is None:
+            return None
+        if first is not None and second is not None:
+            if isinstance(a, np.ma.MaskedArray) or isinstance(b, np.ma.MaskedArray):
+                return None
+            return first, second
+        other = _as_array(b if first is not None else a)
+        if other is None:
+            return None
+        return (first, other) if first is not None else (other, second)  # type: ignore[return-value]
+
+    def _elements(self, a: NDArray[Any], b: NDArray[Any], path: str) -> Comparison:
+        """Compare two arrays; arrays of objects or records as lists and dicts."""
+        if a.shape == b.shape and not (is_number(a.dtype) and is_number(b.dtype)):
+            if a.dtype.kind == "O" or b.dtype.kind == "O":
+                return _Walk(self.rules).compare(a.tolist(), b.tolist(), path)
+            if a.dtype.names and a.dtype.names == b.dtype.names:
+                fields, others = ({name: each[name] for name in a.dtype.names} for each in (a, b))
+                return _Walk(self.rules).compare(fields, others, path)
+        return compare_tensors(a, b, self.rules, path)
+
+    def _numbers(self, a: Any, b: Any, path: str) -> Comparison:
+        try:
+            return compare_tensors(_number(a), _number(b), self.rules, path)
+        except OverflowError:  # integers beyond 64 bits
+            pass
+        if any(isinstance(x, (float, complex)) and not np.isfinite(x) for x in (a, b)):
+            return Comparison(
+                False, "numbers, 1 not finite", path, count=1, mismatches=1,
+                nonfinite=1, worst=(), values=(a, b), differing=1,
+            )  # fmt: skip
+        return _beyond(a, b, self.rules, path)
+
+    def _objects(self, a: Any, b: Any, path: str) -> Comparison:
+        if a is None or b is None or isinstance(a, _TEXT) or isinstance(b, _TEXT):
+            return _text(a, b, path)
+        if isinstance(a, np.ma.MaskedArray) and isinstance(b, np.ma.MaskedArray):
+            x, y = ({"data": each.filled(0), "mask": np.ma.getmaskarray(each)} for each in (a, b))
+            return self._parts(x, y, path, _field)
+        if isinstance(a, dict) and isinstance(b, dict):
+            return self._parts(a, b, path, _key)
+        if isinstance(a, _SETS) and isinstance(b, _SETS):
+            return _sets(a, b, path)
+        fields = _fields_of(a), _fields_of(b)
+        if fields[0] is not None and fields[1] is not None:
+            return self._parts(fields[0], fields[1], path, _field, _types(a, b))
+        if isinstance(a, _LISTS) and isinstance(b, _LISTS):
+            lengths = f": lengths {len(a):,} and {len(b):,}"
+            items = dict(enumerate(a)), dict(enumerate(b))
+            return self._parts(*items, path, _key, _types(a, b), lengths)
+        if isinstance(a, Opaque) or isinstance(b, Opaque):
+            return _opaque(a, b, path)
+        kinds = (*_LISTS, *_SETS, dict)
+        if isinstance(a, kinds) or isinstance(b, kinds) or _is_tensor(a) or _is_tensor(b):
+            return _verdict(False, f"a {_name(a)} and a {_name(b)}", path)
+        return self._others(a, b, path)
+
+    def _others(self, a: Any, b: Any, path: str) -> Comparison:
+        same: Any = type(a).__eq__
+        if type(a) is type(b) and same is object.__eq__ and not isinstance(a, _ATOMS):
+            attributes = _attributes(a), _attributes(b)
+            if attributes[0] or attributes[1]:
+                return self._parts(*attributes, path, _field)
+        try:
+            equal = bool(a is b or a == b)
+        except Exception as error:  # user code
+            reason = f"a {_name(a)} and a {_name(b)}, whose == raised {type(error).__name__}"
+            return _verdict(False, reason, path)
+        return _verdict(equal, f"{safe_repr(a, 60)} and {safe_repr(b, 60)}", path)
+
+    def _parts(
+        self,
+        a: dict[Any, Any],
+        b: dict[Any, Any],
+        path: str,
+        spell: Callable[[Any], str],
+        notes: tuple[str, ...] = (),
+        lacking: str = "",
+    ) -> Comparison:
+        """Compare what two containers hold under the same keys."""
+
+        def children() -> Iterator[Comparison]:
+            for key in {**a, **b}:
+                where = path + spell(key)
+                if key in a and key in b:
+                    yield self.compare(a[key], b[key], where)
+                else:
+                    side = "a" if key in a else "b"
+                    yield _verdict(False, f"only {side} has it{lacking}", where)
+
+        return gather(children(), path, notes)
+
+
+_TEXT = (str, bytes, bytearray)
+_SETS = (set, frozenset)
+_LISTS = (list, tuple, collections.deque)
+_ATOMS = (
+    enum.Enum, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType,
+    types.MethodType,
+)  # fmt: skip
+_NO_TENSOR = (str, bytes, bytearray, dict, list, tuple, set, frozenset, type(None), type)
+
+
+def gather(children: Iterable[Comparison], path: str, notes: tuple[str, ...] = ()) -> Comparison:
+    """Combine the comparisons of a container's parts."""
+    sums: dict[str, Any] = dict.fromkeys(_SUMS, 0)
+    max_abs = max_rel = sum_abs = sum_rel = 0.0
+    ulps: int | None = None
+    atol: float | None = 0.0
+    rtol: float | None = 0.0
+    parts: list[Comparison] = []
+    all_notes: dict[str, None] = dict.fromkeys(notes)
+    for child in children:
+        for name in _SUMS:
+            sums[name] += getattr(child, name)
+        max_abs, max_rel = max(max_abs, child.max_abs), max(max_rel, child.max_rel)
+        sum_abs += child.mean_abs * child.finite
+        sum_rel += child.mean_rel * child.finite
+        if child.ulps is not None:
+            ulps = max(ulps or 0, child.ulps)
+        if child.count or not child:
+            atol = _larger(atol, child.passing_atol)
+            rtol = _larger(rtol, child.passing_rtol)
+        if not child:
+            parts += child.parts or (child,)
+            del parts[PARTS:]
+        all_notes.update(dict.fromkeys(child.notes))
+    differing, finite = sums["differing"], sums["finite"] or 1
+    return Comparison(
+        not differing,
+        f"{differing:,} of {sums['leaves']:,} values" if differing else "",
+        path, tuple(all_notes)[:10], max_abs=max_abs, mean_abs=sum_abs / finite,
+        max_rel=max_rel, mean_rel=sum_rel / finite, ulps=ulps, passing_atol=atol,
+        passing_rtol=rtol, parts=tuple(parts), **sums,
+    )  # fmt: skip
+
+
+_SUMS = ("leaves", "differing", "count", "finite", "mismatches", "nonfinite")
+
+
+def _larger(x: float | None, y: float | None) -> float | None:
+    return None if x is None or y is None else max(x, y)
+
+
+def _verdict(equal: bool, reason: str, path: str) -> Comparison:
+    if equal:
+        return Comparison(True, path=path)
+    return Comparison(False, reason, path, differing=1)
+
+
+def _plain(value: Any) -> Any:
+    """Turn one level of record nodes into the Python objects they stand for."""
+    if isinstance(value, Items):
+        if value.kind in ("set", "frozenset"):
+            return rebuild(value)
+        return tuple(value.items) if value.kind == "tuple" else list(value.items)
+    if isinstance(value, Mapping):
+        try:
+            return {rebuild(key): item for key, item in value.items}
+        except TypeError as error:
+            raise TensortapError(f"a key of a dict cannot be hashed: {error}") from None
+    if isinstance(value, (Number, Blob)):
+        return rebuild(value)
+    return value
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, complex)) and not isinstance(value, enum.Enum)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, TensorData) or (hasattr(value, "dtype") and hasattr(value, "shape"))
+
+
+def _number(value: Any) -> NDArray[Any]:
+    """Return a number as a 0-d array; raise OverflowError beyond 64 bits."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        dtype: type[np.generic] = np.int64 if value < 1 << 63 else np.uint64
+        return np.array(value, dtype)
+    return np.array(value)
+
+
+def _as_array(value: Any) -> NDArray[Any] | None:
+    """Return a number or a list of numbers as an array; None for anything else."""
+    if _is_scalar(value):
+        try:
+            return _number(value)
+        except OverflowError:
+            return None
+    if not isinstance(value, (list, tuple)):
+        return None
+    try:
+        found = np.asarray(value)
+    except (ValueError, OverflowError, TypeError, RuntimeError):
+        return None
+    if found.dtype.kind in "biufc" and not _holds_tensors(value):
+        return found
+    return None
+
+
+def _holds_tensors(value: list[Any] | tuple[Any, ...]) -> bool:
+    """Return whether a list holds tensors, which are compared one by one with their own dtypes."""
+    return any(
+        _holds_tensors(each) if isinstance(each, (list, tuple)) else _is_tensor(each)
+        for each in value
+    )
+
+
+def _beyond(a: Any, b: Any, rules: Tolerance, path: str) -> Comparison:
+    """Compare numbers of which one is an integer beyond 64 bits."""
+    if isinstance(a, complex) or isinstance(b, complex):
+        equal = a == b
+        reason = "numbers" if not equal else ""
+        return Comparison(
+            equal, reason, path, count=1, finite=1, mismatches=int(not equal), worst=(),
+            values=(a, b), differing=int(not equal),
+        )  # fmt: skip
+    x, y = Fraction(a), Fraction(b)
+    d = abs(x - y)
+    if isinstance(a, int) and isinstance(b, int):
+        rules = rules._replace(atol=rules.whole_atol, rtol=rules.whole_rtol)
+    close = d <= Fraction(rules.atol) + Fraction(rules.rtol) * abs(y)
+    rtol = None
+    atol = _tolerance(d - Fraction(rules.rtol) * abs(y))
+    over = d - Fraction(rules.atol)
+    if over <= 0 or y:
+        rtol = _tolerance(over / abs(y) if y else over)
+    relative = _float(d / abs(y)) if y else math.inf
+    return Comparison(
+        close, "" if close else "numbers", path, count=1, finite=1, mismatches=int(not close),
+        max_abs=_float(d), mean_abs=_float(d), max_rel=relative, mean_rel=relative,
+        worst=() if d else None, values=(a, b) if d else None,
+        passing_atol=atol, passing_rtol=rtol, differing=int(not close),
+    )  # fmt: skip
+
+
+def _tolerance(x: Fraction) -> float | None:
+    found = nudged(_float(x)) if x > 0 else 0.0
+    return found if math.isfinite(found) else None
+
+
+def _float(x: Fraction) -> float:
+    try:
+        return float(x)
+    except OverflowError:
+        return math.inf
+
+
+def _text(a: Any, b: Any, path: str) -> Comparison:
+    if isinstance(a, (bytes, bytearray)) and isinstance(b, (bytes, bytearray)):
+        equal = bytes(a) == bytes(b)
+    else:
+        equal = (a is None and b is None) or (
+            isinstance(a, str) and isinstance(b, str) and str(a) == str(b)
+        )
+    if equal:
+        return Comparison(True, path=path)
+    if isinstance(a, _TEXT) and isinstance(b, _TEXT) and isinstance(a, str) == isinstance(b, str):
+        at = next(
+            (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+        )
+        start = max(0, at - 10)
+        shown = [safe_repr(each[start : start + 40], 60) for each in (a, b)]
+        where = f" from character {at}" if at else ""
+        if isinstance(a, (bytes, bytearray)):
+            where = where.replace("character", "byte")
+        return _verdict(False, f"{shown[0]} and {shown[1]}{where}", path)
+    return _verdict(False, f"{_short(a)} and {_short(b)}", path)
+
+
+def _short(value: Any) -> str:
+    if value is None or isinstance(value, (*_TEXT, bool, int, float, complex)):
+        return safe_repr(value, 60)
+    return f"a {_name(value)}"
+
+
+def _sets(a: Any, b: Any, path: str) -> Comparison:
+    if a == b:
+        return Comparison(True, path=path)
+    words = []
+    for side, only in (("a", a - b), ("b", b - a)):
+        if only:
+            some = ", ".join(sorted(safe_repr(member, 30) for member in only)[:3])
+            more = f" and {len(only) - 3:,} more" if len(only) > 3 else ""
+            words.append(f"only {side} has {some}{more}")
+    return _verdict(False, ", ".join(words), path)
+
+
+def _opaque(a: Any, b: Any, path: str) -> Comparison:
+    """Compare objects of which only type and repr were recorded."""
+    if isinstance(a, Opaque) and isinstance(b, Opaque):
+        found = _verdict(a == b, f"{a.repr[:60]} and {b.repr[:60]}", path)
+        return dataclasses.replace(found, notes=("only their reprs were recorded",))
+    return _verdict(False, f"{_short(a)} and {_short(b)}", path)
+
+
+def _fields_of(value: Any) -> dict[str, Any] | None:
+    """Return the fields of a namedtuple, a dataclass, or the node of one; None for others."""
+    if isinstance(value, Fields):
+        return dict(zip(value.names, value.values, strict=False))
+    names = getattr(type(value), "_fields", None)
+    if isinstance(value, tuple) and isinstance(names, tuple):
+        return dict(zip(names, value, strict=False))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [field.name for field in dataclasses.fields(value)]
+        return {name: getattr(value, name) for name in fields if hasattr(value, name)}
+    return None
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    slots = [
+        name
+        for cls in type(value).__mro__
+        for name in _names(cls.__dict__.get("__slots__", ()))
+        if name not in ("__dict__", "__weakref__")
+    ]
+    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return {**found, **getattr(value, "__dict__", {})}
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _types(a: Any, b: Any) -> tuple[str, ...]:
+    names = _name(a), _name(b)
+    return (f"a {names[0]} and a {names[1]}",) if names[0] != names[1] else ()
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, Fields):
+        return value.type.rpartition(":")[2].rpartition(".")[2]
+    return type(value).__name__
+
+
+def _field(name: str) -> str:
+    return f".{name}"
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, str):
+        return '["' + key[:80].replace("\\", "\\\\").replace('"', '\\"') + '"]'
+    return f"[{safe_repr(key, 60)}]"

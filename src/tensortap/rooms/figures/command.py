@@ -1,0 +1,23 @@
+"""`tensortap report`: write a run as one HTML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from tensortap.cli.terminal import message
+
+
+def report(
+    run: str = typer.Argument(..., help="Folder or URL of a run."),
+    out: Path = typer.Argument(..., help="File to write: out.html."),
+) -> None:
+    """Write the overview, notable layers, alerts and provenance of a run into one HTML file."""
+    from rich.console import Console
+
+    from tensortap.rooms.figures.run_report import report as write
+
+    with Console(stderr=True).status("drawing"):
+        path = write(run, out)
+    message(f"wrote the report to {path} ({path.stat().st_size / 1e6:.1f} MB)")

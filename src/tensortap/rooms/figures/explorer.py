@@ -1,0 +1,317 @@
+"""The widgets of an interactive figure, and what they do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import html
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import ipywidgets
+import numpy as np
+import plotly.graph_objects as go
+
+from tensortap.core.errors import NotFound, PatternError
+from tensortap.core.patterns import TypedPattern
+from tensortap.page.encoding import Figure, untyped
+from tensortap.rooms.figures.figures import (
+    exponents_figure,
+    heatmaps_figure,
+    lines_figure,
+    training_figure,
+)
+from tensortap.rooms.figures.figures.exponents import LOGGED
+from tensortap.rooms.figures.figures.theme import message_figure
+from tensortap.table.table import Table
+
+FEW = 6  # layers that are selected by default
+_FORMATS = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32")
+_NO_FORMAT = "no format"
+
+
+class Explorer:
+    """A figure, widgets to choose what it shows, and the loss curve.
+
+    `figure` shows the choice, `detail` the cell of a heatmap that was clicked, `loss` the curve
+    from which to choose a step; all three are plotly widgets. `box` contains everything. `view` is
+    ``"lines"``, ``"heatmap"`` or ``"exponents"``, `chosen` what the widgets show first. `curves`
+    returns the training statistics. `shared` are arguments of all figures: rank and theme.
+    """
+
+    def __init__(
+        self,
+        view: str,
+        table: Table,
+        chosen: dict[str, Any],
+        curves: Callable[[], Any],
+        *,
+        inc: int,
+        col_wrap: int | None,
+        **shared: Any,
+    ) -> None:
+        self._view, self._table, self._curves = view, table, curves
+        self._step: int | None = chosen["step"]  # the marked step, None until one is chosen
+        self._inc, self._col_wrap, self._shared = inc, col_wrap, shared
+        self._quiet = False  # whether changes of widgets are our own
+        self._task: Any = None
+        self._shown: Figure = {"data": [], "layout": {}}
+        self.figure, self.detail, self.loss = (go.FigureWidget() for _ in range(3))
+        self._upper, self._middle, self._lower = (ipywidgets.VBox([]) for _ in range(3))
+        self._loss_version = -1  # the version of the table that the loss shows
+        self._message = ipywidgets.HTML()
+        self._make_widgets(**chosen)
+        self.box = ipywidgets.VBox([])
+        self._arrange()
+        self.draw()
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        for widget in (self.figure, self.detail, self.loss):
+            widget._repr_mimebundle_()  # moves changes since its creation into its state
+        return self.box._repr_mimebundle_(**options)
+
+    # -- widgets -------------------------------------------------------------------------
+
+    def _make_widgets(
+        self,
+        kinds: Sequence[str],
+        names: Sequence[str],
+        metrics: Sequence[str],
+        dtype: tuple[str, ...],
+        log: bool | None,
+        **_: Any,
+    ) -> None:
+        table = self._table
+        auto = ipywidgets.Layout(width="auto")
+        self.kinds = _select("kind", table.tensor_kinds(), kinds, several=len(kinds) > 1)
+        self.search = ipywidgets.Text(placeholder="search layers (regex)", layout=auto)
+        self.layers = ipywidgets.SelectMultiple(
+            options=self._layers(), value=tuple(names),
+            layout=ipywidgets.Layout(width="auto", height="130px"),
+        )  # fmt: skip
+        several = self._view == "lines" or len(metrics) > 1
+        self.metrics = _select("statistic", table.statistics(), metrics, several=several)
+        steps = self._steps()
+        self.step = ipywidgets.SelectionSlider(
+            options=steps, value=self._step if self._step in steps else steps[-1],
+            description="step", continuous_update=False, layout=ipywidgets.Layout(width="100%"),
+        )  # fmt: skip
+        chosen = ", ".join(dtype) or _NO_FORMAT
+        formats = dict.fromkeys([_NO_FORMAT, LOGGED, *_FORMATS, chosen])
+        self.dtype = ipywidgets.Dropdown(options=list(formats), value=chosen, description="format")
+        self.axis = ipywidgets.Dropdown(
+            options=[("automatic", None), ("logarithmic", True), ("linear", False)],
+            value=log, description="axis",
+        )  # fmt: skip
+        self.again = ipywidgets.Button(description="refresh", icon="refresh", layout=auto)
+        self.again.on_click(lambda _: self.refresh())
+        for widget in (self.kinds, self.layers, self.metrics, self.step, self.dtype, self.axis):
+            widget.observe(self._on_choice, "value")
+        self.search.observe(self._on_search, "value")
+
+    def _arrange(self) -> None:
+        left = [self.kinds, self.metrics, self.dtype, self.axis, self.again]
+        if self._view == "exponents":
+            left.remove(self.metrics)
+        top = ipywidgets.HBox([
+            ipywidgets.VBox(left, layout=ipywidgets.Layout(width="320px")),
+            ipywidgets.VBox([self.search, self.layers], layout=ipywidgets.Layout(flex="1 1 auto")),
+        ])  # fmt: skip
+        loss = [self._upper] if self._curves() else []
+        self.box.children = (top, self.step, *loss, self._message, self._middle, self._lower)
+
+    def _layers(self) -> list[str]:
+        """Return the layers of the chosen kinds."""
+        each = map(self._table.layers, _values(self.kinds))
+        return list(dict.fromkeys(name for layers in each for name in layers))
+
+    def _names(self) -> dict[str, list[str]]:
+        """Return the chosen layers by kind."""
+        layers = {kind: set(self._table.layers(kind)) for kind in _values(self.kinds)}
+        own = {kind: [n for n in self.layers.value if n in layers[kind]] for kind in layers}
+        return {kind: names for kind, names in own.items() if names}
+
+    def _steps(self) -> list[int]:
+        each = map(self._table.steps, _values(self.kinds))
+        return sorted({step for steps in each for step in steps.tolist()}) or [0]
+
+    def _nearest(self, step: float) -> int:
+        """Return the captured step nearest to a step."""
+        return min(self._steps(), key=lambda each: abs(each - step))
+
+    @contextlib.contextmanager
+    def _own_changes(self) -> Iterator[None]:
+        """Change widgets without drawing."""
+        self._quiet = True
+        try:
+            yield
+        finally:
+            self._quiet = False
+
+    # -- events --------------------------------------------------------------------------
+
+    def _on_choice(self, change: Any) -> None:
+        if self._quiet:
+            return
+        if change["owner"] is self.kinds:
+            layers = self._layers()
+            kept = [name for name in self.layers.value if name in set(layers)]
+            self._offer(layers, layers if self._view == "heatmap" else kept or layers[:FEW])
+        self._step = self.step.value
+        self.draw()
+
+    def _on_search(self, change: Any) -> None:
+        names, layers = self.layers.value, self._layers()
+        if change["new"]:
+            try:
+                pattern = TypedPattern(change["new"], ignore_case=True)
+            except PatternError as error:
+                self._show_error(str(error))
+                return
+            layers = [name for name in layers if pattern.search(name)]
+            names = layers if self._view == "heatmap" else layers[:FEW]
+        self._offer(layers, names)
+        self._on_choice({"owner": self.layers})
+
+    def _offer(self, layers: Sequence[str], names: Sequence[str]) -> None:
+        """Offer these layers and all steps; choose these names, and keep the step."""
+        nearest = self._nearest(self.step.value)
+        with self._own_changes():
+            self.layers.options = layers
+            self.layers.value = tuple(name for name in names if name in set(layers))
+            self.step.options = self._steps()
+            self.step.value = nearest
+
+    def _on_curve(self, trace: Any, points: Any, _: Any) -> None:
+        if points.xs:
+            self.step.value = self._nearest(points.xs[0])  # the widget's event does the rest
+
+    def _on_cell(self, trace: Any, points: Any, _: Any) -> None:
+        clicked, meta = self._shown["data"][points.trace_index], self._shown["layout"]["meta"]
+        custom = clicked.get("customdata")
+        if custom is None or not points.point_inds:
+            return
+        cells = untyped(custom) if isinstance(custom, dict) else np.array(custom, float)
+        layer, step = cells[tuple(np.atleast_1d(points.point_inds[0]))][:2]
+        if not np.isnan(layer):
+            panel = int(clicked.get("yaxis", "y")[1:] or 1) - 1
+            meta = meta.get("panels", [meta])[panel]
+            self.open(meta["layers"][int(layer)], int(step), meta["kind"])
+
+    def open(self, layer: str, step: int, kind: str | None = None) -> None:
+        """Show the exponent histogram of a layer at a step, below the heatmap."""
+        kind = kind or _values(self.kinds)[0]
+        self.detail = _show(self._lower, self._exponents({kind: [layer]}, step))
+        with self._own_changes():
+            self.step.value = self._nearest(step)
+        self._step = step
+        self._draw_loss()
+
+    # -- drawing -------------------------------------------------------------------------
+
+    def _figure(self) -> Figure:
+        """Return the figure of what is chosen."""
+        names = self._names()
+        if not names:
+            message = f"no layer of {' or '.join(_values(self.kinds)) or 'any kind'} is chosen"
+            return message_figure(message, theme=self._shared["theme"])
+        if self._view == "exponents":
+            return self._exponents(names, self._steps()[0] if self._step is None else self._step)
+        common = {"log": self.axis.value, "step": self._step, "names": names, **self._shared}
+        common["metrics"] = _values(self.metrics) or self._table.statistics()[:1]
+        if self._view == "heatmap":
+            return heatmaps_figure(self._table, inc=self._inc, **common)
+        kind = next(iter(names))
+        return lines_figure(self._table, kind=kind, col_wrap=self._col_wrap, **common)
+
+    def _exponents(self, names: Mapping[str, Sequence[str]], step: int) -> Figure:
+        dtypes = None if self.dtype.value == _NO_FORMAT else self.dtype.value.split(", ")
+        return exponents_figure(
+            self._table, name=names, kind=next(iter(names)), step=step, dtype_annotation=dtypes,
+            col_wrap=self._col_wrap, log=bool(self.axis.value), **self._shared,
+        )  # fmt: skip
+
+    def draw(self) -> None:
+        """Draw what is chosen."""
+        try:
+            self._shown = self._figure()
+        except (NotFound, ValueError) as error:
+            self._show_error(str(error))
+            return
+        self._message.value = ""
+        self.figure = _show(self._middle, self._shown)
+        for number, trace in enumerate(self._shown["data"]):
+            if self._view == "heatmap" and "customdata" in trace:
+                self.figure.data[number].on_click(self._on_cell)
+            elif self._view == "lines":
+                self.figure.data[number].on_click(self._on_curve)
+        self._draw_loss()
+
+    def _draw_loss(self) -> None:
+        curves = self._curves()
+        if not curves:
+            return
+        figure = training_figure(curves, step=self._step, height=170, theme=self._shared["theme"])
+        if self._loss_version == self._table.version:
+            self.loss.layout.shapes = figure["layout"]["shapes"]
+            return
+        self._loss_version = self._table.version
+        self.loss = _show(self._upper, figure)
+        self.loss.data[-1].on_click(self._on_curve)  # the trace that has every step
+
+    def _show_error(self, words: str) -> None:
+        self._message.value = f'<span style="color:#b4231f">{html.escape(words)}</span>'
+
+    def refresh(self) -> bool:
+        """Read new records; return whether there were any."""
+        if not self._table.refresh():
+            return False
+        was_last = self.step.value == self.step.options[-1]
+        self._offer(self._layers(), self.layers.value)
+        if was_last:  # stay at the newest step
+            with self._own_changes():
+                self.step.value = self.step.options[-1]
+            if self._view == "exponents":
+                self._step = self.step.value
+        self.draw()
+        return True
+
+    def follow(self, seconds: float) -> None:
+        """Refresh every so many seconds while the kernel runs; 0 stops it."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        if seconds <= 0:
+            return
+
+        async def refresh_forever() -> None:
+            while True:
+                await asyncio.sleep(seconds)
+                self.refresh()
+
+        self._task = asyncio.get_running_loop().create_task(refresh_forever())
+
+
+def _select(label: str, options: Sequence[str], values: Sequence[str], *, several: bool) -> Any:
+    """Return a widget for one choice, or for several."""
+    if several:
+        return ipywidgets.SelectMultiple(options=options, value=tuple(values), description=label)
+    return ipywidgets.Dropdown(options=options, value=values[0], description=label)
+
+
+def _values(widget: Any) -> list[str]:
+    """Return what is chosen in such a widget."""
+    return list(widget.value) if isinstance(widget.value, tuple) else [widget.value]
+
+
+def _show(box: Any, figure: Figure) -> Any:
+    """Put a new widget of a figure into a box, and close the one that was there.
+
+    A widget that is updated would show its first state when the page is loaded again. Arrays stay
+    base 64: plotly would turn them into JSON, which has no NaN.
+    """
+    widget, old = go.FigureWidget(figure), box.children
+    box.children = (widget,)
+    for each in old:
+        each.close()
+    return widget

@@ -1,0 +1,275 @@
+"""A statistic of all layers over all steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tensortap.page.encoding import (
+    Figure,
+    Floats,
+    Integers,
+    labels,
+    template_text,
+    text,
+    typed,
+)
+from tensortap.rooms.figures.figures.panels import spans_decades, step_line, whole_ticks
+from tensortap.rooms.figures.figures.theme import (
+    LEGEND_RIGHT,
+    layout,
+    message_figure,
+    scale,
+    theme_of,
+)
+from tensortap.rooms.figures.figures.traces import flagged_cells, marks_trace
+from tensortap.table.columns import VALUE
+from tensortap.table.table import Table, locked
+from tensortap.text.tensors import number
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from tensortap.alerts import Alert
+
+
+ROWS, COLUMNS = 400, 500  # largest number of cells
+_MAX_ALERTS = 1000
+_SMALLEST_FIRST = ("min", "min_abs")  # statistics of which the smallest value matters
+NAN, INF = 1, 2
+
+
+class HeatmapCells(NamedTuple):
+    """One record per cell: of the layers and steps that share a cell, the one that matters most."""
+
+    layers: list[str]
+    steps: Integers  # the first step of each column
+    tile: int  # how many layers share a row
+    layer: Integers  # index into `layers` of each cell; -1 where there is no record
+    step: Integers
+    value: Floats
+    bad: NDArray[np.uint8]  # NAN or INF, if the tensor has such values
+
+
+@locked
+def heatmap_figure(
+    table: Table,
+    *,
+    kind: str,
+    metric: str,
+    inc: int = 1,
+    names: Sequence[str] | None = None,
+    rank: int | None = None,
+    alerts: Sequence[Alert] | None = None,
+    step: int | None = None,
+    log: bool | None = None,
+    rows: int = ROWS,
+    columns: int = COLUMNS,
+    theme: str = "light",
+) -> Figure:
+    """Return a heatmap of a statistic: layers by steps, `inc` steps per column.
+
+    A cell shows the value of one record: the one farthest from zero (the smallest, for minima),
+    and one that is not finite before all others. ``layout.meta["layers"]`` are the names, and the
+    `customdata` of a cell is the index of its layer there, its step, and its value.
+    """
+    cells = heatmap_cells(table, kind, metric, inc, names, rank, (rows, columns))
+    if cells is None:
+        return message_figure(f"no {metric} of {kind}", theme=theme)
+    colors = theme_of(theme)
+    tiles = [cells.layers[i : i + cells.tile] for i in range(0, len(cells.layers), cells.tile)]
+    row_labels = labels([t[0] if len(t) == 1 else f"{t[0]} … {t[-1]}" for t in tiles])
+    custom = {"customdata": typed(_custom(cells)), "hoverongaps": False}
+    data = [_cells_trace(cells, metric, log, row_labels, custom, theme)]
+    for code, color, word in ((NAN, colors.nan, "NaN"), (INF, colors.inf, "Inf")):
+        if (cells.bad == code).any():
+            hover = f"%{{y}}<br>step %{{customdata[1]}}<br><b>holds {word}</b><extra></extra>"
+            data += flagged_cells(
+                cells.bad == code, cells.steps, row_labels, color, f"holds {word}", colors.page,
+                name=word, showlegend=False, hovertemplate=hover, **custom,
+            )  # fmt: skip
+    alerts = table.alerts() if alerts is None else alerts
+    layers = set(cells.layers)
+    shown = [
+        a for a in alerts if a.kind.value == kind and a.name in layers and rank in (None, a.rank)
+    ]
+    if shown:
+        data.append(_alerts_trace(shown, row_labels, cells, theme))
+    plain = {"showgrid": False, "zeroline": False}
+    font = {"size": 11 if len(row_labels) <= 40 else 9, "color": colors.dim}
+    made = layout(
+        theme,
+        height=min(max(260, 92 + 22 * len(row_labels)), 720),
+        # explicit ranges, because plotly would leave a margin around the marks
+        xaxis={
+            **plain, "title": {"text": "step"}, "range": column_range(cells.steps),
+            **whole_ticks(float(cells.steps[-1] - cells.steps[0])),
+        },
+        yaxis={
+            **plain, "type": "category", "ticklen": 0, "tickfont": font,
+            "range": [len(row_labels) - 0.5, -0.5],
+        },
+        legend=LEGEND_RIGHT,
+        showlegend=len(data) > 1,
+        meta={"layers": cells.layers, "kind": kind, "metric": metric, "tile": cells.tile},
+        shapes=[] if step is None else [step_line(step, "x", colors)],
+    )  # fmt: skip
+    return {"data": data, "layout": made}
+
+
+def heatmap_cells(
+    table: Table,
+    kind: str,
+    metric: str,
+    inc: int,
+    names: Sequence[str] | None,
+    rank: int | None,
+    most: tuple[int, int],
+) -> HeatmapCells | None:
+    """Gather the records of a kind in cells of layers and steps; return None if there are none."""
+    if inc < 1:
+        raise ValueError(f"inc must be at least 1, got {inc}")
+    layers = table.layers(kind) if names is None else list(names)
+    series = [table.series(kind, name, rank) for name in layers]
+    rows = np.concatenate([np.empty(0, np.int64), *series])
+    layer = np.repeat(np.arange(len(layers)), [len(each) for each in series])
+    known = table.is_known(metric, rows)
+    rows, layer = rows[known], layer[known]
+    if not len(rows):
+        return None
+    present, layer = np.unique(layer, return_inverse=True)
+    layers = [layers[i] for i in present.tolist()]
+    step, value = table.step[rows], table.column(metric)[rows]
+    columns = np.unique(step // inc)
+    wide = math.ceil(len(columns) / most[1])
+    tile = math.ceil(len(layers) / most[0])
+    shape = math.ceil(len(layers) / tile), math.ceil(len(columns) / wide)
+    cell = (layer // tile) * shape[1] + np.searchsorted(columns, step // inc) // wide
+    bad = _badness(table, rows, value if metric == VALUE else None)
+    order = np.argsort(_importance(value, bad, metric), kind="stable")
+    best = np.full(shape[0] * shape[1], -1, np.int64)
+    best[cell[order]] = order  # the last assignment wins: the most important record
+    best = best.reshape(shape)
+    filled = best >= 0
+    return HeatmapCells(
+        layers,
+        columns[::wide] * inc,
+        tile,
+        np.where(filled, layer[best], -1),
+        step[best],
+        np.where(filled, value[best], np.nan),
+        np.where(filled, bad[best], 0).astype(np.uint8),
+    )
+
+
+def _badness(table: Table, rows: Integers, value: Floats | None) -> NDArray[np.uint8]:
+    bad = np.zeros(len(rows), np.uint8)
+    if table.has("nans"):
+        bad[table.nonfinite(rows) > 0] = INF
+        bad[np.nan_to_num(table.column("nans")[rows]) > 0] = NAN
+    if value is not None:  # single numbers, which have no counts
+        bad[np.isinf(value)] = INF
+        bad[np.isnan(value)] = NAN
+    return bad
+
+
+def _importance(value: Floats, bad: NDArray[np.uint8], metric: str) -> Floats:
+    size = -value if metric in _SMALLEST_FIRST else value if metric == "max" else np.abs(value)
+    size = np.nan_to_num(size, nan=-np.inf, posinf=1e308, neginf=-1e308)
+    return np.where(bad == NAN, np.inf, np.where(bad == INF, 1.1e308, size))
+
+
+def _custom(cells: HeatmapCells) -> NDArray[Any]:
+    exact = np.float32 if cells.step.max(initial=0) < 1 << 24 else np.float64
+    custom = np.stack([cells.layer, cells.step, cells.value], axis=-1).astype(exact)
+    custom[cells.layer < 0] = np.nan
+    return custom
+
+
+def _cells_trace(
+    cells: HeatmapCells,
+    metric: str,
+    log: bool | None,
+    row_labels: list[str],
+    custom: dict[str, Any],
+    theme: str,
+) -> dict[str, Any]:
+    colors = theme_of(theme)
+    logarithmic, z, limits = color_range(cells.value, log)
+    signed = not logarithmic and limits[0] < 0 < limits[1]
+    shared = f"one of {cells.tile}: " if cells.tile > 1 else ""
+    return {
+        "type": "heatmap", "name": text(metric), "x": typed(cells.steps), "y": row_labels,
+        "z": typed(z.astype(np.float32)), "zmin": limits[0], "zmax": limits[1],
+        "colorscale": scale(colors.sign if signed else colors.size),
+        "hovertemplate": f"{shared}%{{y}}<br>step %{{customdata[1]}}<br>{template_text(metric)} "
+        "%{customdata[2]:.5~g}<extra></extra>",
+        "colorbar": color_bar(metric, limits, logarithmic), **custom,
+    }  # fmt: skip
+
+
+def color_range(value: Floats, log: bool | None) -> tuple[bool, Floats, tuple[float, float]]:
+    """Return whether colors are logarithmic, the numbers to color, and their range."""
+    good = value[np.isfinite(value)]
+    above = good[good > 0]
+    log = spans_decades(good) if log is None else log and len(above) > 0
+    if log:
+        # a few tiny values must not take the colors from all others
+        low, high = (float(np.log10(np.quantile(above, part))) for part in (0.01, 1.0))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            value = np.where(value <= 0, low, np.log10(value))
+        value = np.where(np.isinf(value), high, value)
+    elif len(good):
+        low, high = (float(q) for q in np.quantile(good, (0.002, 0.998)))
+        if low < 0 < high:
+            low, high = -max(-low, high), max(-low, high)
+    else:
+        low, high = 0.0, 1.0
+    return log, value, (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def color_bar(metric: str, limits: tuple[float, float], logarithmic: bool) -> dict[str, Any]:
+    bar: dict[str, Any] = {"title": {"text": text(metric), "side": "top"}, "len": 1, "y": 0.5}
+    if not logarithmic:
+        return {**bar, "exponentformat": "power", "nticks": 6}
+    low, high = limits
+    by = max(1, math.ceil((high - low) / 6))
+    decades = list(range(math.ceil(low), math.floor(high) + 1, by))
+    if len(decades) >= 2:
+        powers = [f"10<sup>{str(n).replace('-', '−')}</sup>" if n else "1" for n in decades]
+        return {**bar, "tickvals": decades, "ticktext": powers}
+    few = np.linspace(low, high, 4).tolist()
+    return {**bar, "tickvals": few, "ticktext": [number(10.0**v, 2) for v in few]}
+
+
+def column_range(steps: Integers) -> list[float]:
+    """Return where the first column begins and the last one ends."""
+    widths = np.diff(steps) if len(steps) > 1 else np.ones(1)
+    return [float(steps[0] - widths[0] / 2), float(steps[-1] + widths[-1] / 2)]
+
+
+def _alerts_trace(
+    alerts: Sequence[Alert], row_labels: list[str], cells: HeatmapCells, theme: str
+) -> dict[str, Any]:
+    index = {name: i for i, name in enumerate(cells.layers)}
+    groups: dict[tuple[int, int], list[Alert]] = {}
+    for alert in alerts:
+        column = int(np.searchsorted(cells.steps, alert.step, side="right")) - 1
+        groups.setdefault((index[alert.name] // cells.tile, max(0, column)), []).append(alert)
+    shown = list(groups.items())[:_MAX_ALERTS]
+    return marks_trace(
+        [int(cells.steps[column]) for (_, column), _ in shown],
+        [row_labels[row] for (row, _), _ in shown],
+        theme_of(theme).alert, symbol="triangle-up", size=10, edge=theme_of(theme).page,
+        name="alert",
+        customdata=[[index[group[0].name], group[0].step, None] for _, group in shown],
+        text=[
+            "<br>".join(text(str(alert), 120) for alert in group[:4])
+            + (f"<br>… and {len(group) - 4} more" if len(group) > 4 else "")
+            for _, group in shown
+        ],
+        hovertemplate="%{text}<extra></extra>",
+    )  # fmt: skip

@@ -1,0 +1,285 @@
+"""The tab Tensors: a slice of a tensor, its histogram and statistics, and a file to download."""
+
+from __future__ import annotations
+
+import tempfile
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+from starlette.background import BackgroundTask
+from starlette.responses import FileResponse, Response
+
+from tensortap.core.errors import NotFound
+from tensortap.core.record import Kind, Record, Summary
+from tensortap.core.values import leaves
+from tensortap.page.catalog_entries import CatalogEntry
+from tensortap.page.responses import PageRequest
+from tensortap.rooms.figures.figures import histogram_figure, tensor_figure
+from tensortap.runs.folders import file_name
+from tensortap.runs.object_files import format_of, load_file, open_array
+from tensortap.runs.reader import Reader, find_all, value_of
+from tensortap.runs.rows import STATISTICS
+from tensortap.runs.run_reader import RunReader
+from tensortap.stats import summarize_array
+from tensortap.stats.conversion import as_real, is_number
+from tensortap.values.snapshot import borrow
+from tensortap.values.view import array_of
+
+_MAX_TENSORS = 200  # of one value
+_MAX_CELLS = 320  # per side
+_MAX_HISTOGRAM = 1 << 24  # elements
+
+
+class CapturedTensors(NamedTuple):
+    """A record and its tensors, by their path within the value."""
+
+    entry: CatalogEntry
+    record: Record
+    newer: int  # captures of its name, step, rank and kind
+    tensors: dict[str, Any]  # arrays, or files of them
+
+    def path(self, wanted: str) -> str:
+        """Return a path if there is a tensor, else the first path."""
+        return wanted if wanted in self.tensors else next(iter(self.tensors))
+
+
+class SliceSpec(NamedTuple):
+    """The two axes of a tensor that are drawn, and the indices on the others."""
+
+    rows: int  # an axis, or -1 for none
+    columns: int
+    at: tuple[int, ...]  # an index per axis; meaningless for the two that are drawn
+
+
+def tensor(request: PageRequest) -> dict[str, Any]:
+    """Return a slice as a figure, and what else the tab shows of the tensor."""
+    found = _requested(request)
+    path = found.path(request.text("leaf"))
+    array, record = found.tensors[path], found.record
+    spec = slice_spec(array.shape, request.integers("axes"), request.integers("at"))
+    answer: dict[str, Any] = {
+        "name": record.name, "kind": record.kind.value, "step": record.step, "rank": record.rank,
+        "call": record.call, "dtype": str(array.dtype), "shape": list(array.shape), "leaf": path,
+        "leaves": list(found.tensors), "axes": [spec.rows, spec.columns], "at": list(spec.at),
+        "nbytes": int(array.nbytes), "python": python_code(found, path, spec),
+        "download": request.context.access.signed(
+            "/api/tensor.npy", run=found.entry.id, name=record.name, kind=record.kind.value,
+            step=record.step, rank=record.rank, call=record.call, leaf=path,
+        ),
+    }  # fmt: skip
+    if not array.size:
+        message = f"This tensor has no elements: its shape is {list(array.shape)}."
+        return {**answer, "empty": message}
+    values = take_slice(array, spec)
+    other = _subtrahend(request, found)
+    if other is not None:
+        other_path = other.path(path)
+        subtrahend = other.tensors[other_path]
+        if subtrahend.shape != array.shape:
+            shapes = f"{list(array.shape)} and {list(subtrahend.shape)}"
+            raise NotFound(f"no difference: the shapes are {shapes}")
+        values = difference(values, take_slice(subtrahend, spec))
+        title = "" if other.entry is found.entry else f"{other.entry.title}, "
+        answer["minus"] = f"{title}step {other.record.step:,}, rank {other.record.rank}"
+        code = python_code(other, other_path, spec, "y").splitlines()[2:]
+        answer["python"] = "\n".join([answer["python"], *code, "x - y"])
+    elif array.ndim > 2 and record.stats is not None:
+        answer["all_statistics"] = _statistics(record.stats)
+    return answer | _drawn(request, values, spec)
+
+
+def _drawn(request: PageRequest, values: NDArray[Any], spec: SliceSpec) -> dict[str, Any]:
+    """Return the figure of a slice, its histogram and its statistics."""
+    top, bottom, left, right = region = _region(request.integers("zoom"), values.shape)
+    part = values[top:bottom, left:right]
+    try:
+        summary = summarize_array(values)
+    except TypeError:  # some dtypes have no statistics
+        summary = None
+    axes = tuple("" if axis < 0 else f"axis {axis}" for axis in (spec.rows, spec.columns))
+    # the colors span the whole slice, so that zooming does not change them
+    limit = summary.max_abs or None if summary is not None and summary.finite else None
+    drawn: dict[str, Any] = {
+        "region": list(region),
+        "whole": list(values.shape),
+        "statistics": _statistics(summary),
+        "figure": tensor_figure(
+            part[0] if spec.rows < 0 else part, origin=(top, left), axes=(axes[0], axes[1]),
+            rows=_MAX_CELLS, columns=_MAX_CELLS, limit=limit, theme=request.theme,
+        ),
+    }  # fmt: skip
+    if values.size <= _MAX_HISTOGRAM:
+        drawn["histogram"] = histogram_figure(values, theme=request.theme)
+    return drawn
+
+
+def _region(zoom: list[int], shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """Return the part that is zoomed into; all of it if there is no valid zoom."""
+    rows, columns = shape
+    if len(zoom) != 4:
+        return 0, rows, 0, columns
+    top, bottom, left, right = zoom
+    top, left = max(0, min(top, rows - 1)), max(0, min(left, columns - 1))
+    return top, max(top + 1, min(bottom, rows)), left, max(left + 1, min(right, columns))
+
+
+def _statistics(summary: Summary | None) -> dict[str, Any]:
+    return {} if summary is None else {name: getattr(summary, name) for name in STATISTICS}
+
+
+def download(request: PageRequest) -> Response:
+    """Return the whole tensor as a file of NumPy."""
+    found = _requested(request)
+    array = np.ascontiguousarray(found.tensors[found.path(request.text("leaf"))])
+    # through a file: memory may not have room for a second copy
+    with tempfile.NamedTemporaryFile(suffix=".npy", delete=False) as file:
+        path = Path(file.name)
+    format_of(array).save(array, path)
+    record = found.record
+    name = f"{file_name(record.name)}_step{record.step}_rank{record.rank}.npy"
+    headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(name)}"}
+    return FileResponse(
+        path, media_type="application/octet-stream", headers=headers,
+        background=BackgroundTask(path.unlink, missing_ok=True),
+    )  # fmt: skip
+
+
+# -- which tensor ----------------------------------------------------------------------------
+
+
+def _requested(request: PageRequest) -> CapturedTensors:
+    if not request.text("name"):
+        raise NotFound("choose a name on the left")
+    step, rank, call = (request.integer(key) for key in ("step", "rank", "call"))
+    return find_tensors(request.entry, request.text("name"), request.kind, step, rank, call)
+
+
+def _subtrahend(request: PageRequest, found: CapturedTensors) -> CapturedTensors | None:
+    """Return what is subtracted from a tensor: the same one at another step, rank or run."""
+    record, minus = found.record, request.text("minus")
+    if minus not in ("step", "rank", "run"):
+        return None
+    entry, step, rank = found.entry, record.step, record.rank
+    if minus == "step":
+        other = request.integer("otherstep")
+        step = step - 1 if other is None else other
+    elif minus == "rank":
+        other = request.integer("otherrank")
+        rank = int(not rank) if other is None else other
+    elif request.other is None:
+        raise NotFound("choose the other run")
+    else:
+        entry = request.other
+    subtrahend = find_tensors(entry, record.name, record.kind, step, rank, record.call)
+    if minus == "rank" and subtrahend.record.rank != rank:
+        raise NotFound(f"rank {rank} has no {record.name!r}")
+    return subtrahend
+
+
+def find_tensors(
+    entry: CatalogEntry,
+    name: str,
+    kind: Kind | None,
+    step: int | None,
+    rank: int | None,
+    call: int | None,
+) -> CapturedTensors:
+    """Return the tensors of a capture; if there is none at its step, of the last one before it."""
+    reader = entry.reader()
+    records = find_all(reader, name, kind=kind)
+    ranks = sorted({record.rank for record in records})
+    rank = rank if rank in ranks else ranks[0]
+    records = [record for record in records if record.rank == rank]
+    if kind is None:
+        records = [record for record in records if record.kind is records[-1].kind]
+    steps = sorted({record.step for record in records})
+    wanted = steps[-1] if step is None else step
+    step = max((each for each in steps if each <= wanted), default=steps[0])
+    records = [record for record in records if record.step == step]
+    head = ([each for each in records if each.call == call] or records)[-1]
+    record = reader.load(head)
+    tensors = _tensors_of(reader, record)
+    if tensors:
+        newer = len(records) - 1 - records.index(head)
+        return CapturedTensors(entry, record, newer, tensors)
+    if record.stats is not None and record.value is None:
+        raise NotFound(
+            f"Only statistics of {record.name} ({record.kind.value}) were kept. To keep tensors: "
+            f"tap.track(model, tensors=r'^{record.name}$'), or tap.catch(x, '{record.name}')."
+        )
+    raise NotFound(f"{record.name!r} at step {record.step} holds no tensor of numbers")
+
+
+def _tensors_of(reader: Reader, record: Record) -> dict[str, Any]:
+    """Return the tensors of a record by their path; those of large files are read by the slice."""
+    file = record.tags.get("file")
+    if file is not None and isinstance(reader, RunReader):
+        path = reader.file(file)
+        array = open_array(path)
+        if array is not None:
+            return {"": array} if is_number(array.dtype) else {}
+        value = borrow(load_file(path))
+    else:
+        value = value_of(record)
+    arrays = ((where, array_of(leaf)) for where, leaf in leaves(value))
+    numeric = ((where, x) for where, x in arrays if x is not None and is_number(x.dtype))
+    return dict(islice(numeric, _MAX_TENSORS))
+
+
+# -- slices ----------------------------------------------------------------------------------
+
+
+def slice_spec(shape: tuple[int, ...], axes: list[int], at: list[int]) -> SliceSpec:
+    """Return a valid slice for a shape that is as close as possible to the wanted one.
+
+    >>> slice_spec((2, 3, 4), [], [1])
+    SliceSpec(rows=1, columns=2, at=(1, 0, 0))
+    >>> slice_spec((5,), [0, 1], []), slice_spec((), [], [])
+    (SliceSpec(rows=-1, columns=0, at=(0,)), SliceSpec(rows=-1, columns=-1, at=()))
+    """
+    ndim = len(shape)
+    wanted = [*at, *[0] * ndim]
+    indices = tuple(max(0, min(i, size - 1)) for i, size in zip(wanted, shape, strict=False))
+    if ndim < 2:
+        return SliceSpec(-1, ndim - 1, indices)
+    valid = len(axes) == 2 == len(set(axes)) and all(0 <= axis < ndim for axis in axes)
+    rows, columns = axes if valid else (ndim - 2, ndim - 1)
+    return SliceSpec(rows, columns, indices)
+
+
+def take_slice(array: NDArray[Any], spec: SliceSpec) -> NDArray[Any]:
+    """Return the slice as two axes, without a copy."""
+    if array.ndim < 2:
+        return np.asarray(array).reshape(1, -1)
+    drawn = (spec.rows, spec.columns)
+    part = array[tuple(slice(None) if i in drawn else at for i, at in enumerate(spec.at))]
+    return part if spec.rows < spec.columns else part.T
+
+
+def difference(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """Return ``a - b`` in float64; 0 where both are NaN, or the same infinity."""
+    x, y = as_real(a), as_real(b)
+    with np.errstate(invalid="ignore", over="ignore"):
+        result: NDArray[Any] = np.asarray(x - y)
+    result[(x == y) | (np.isnan(x) & np.isnan(y))] = 0.0
+    return result
+
+
+def python_code(found: CapturedTensors, path: str, spec: SliceSpec, variable: str = "x") -> str:
+    """Return Python code that gives the same slice."""
+    record = found.record
+    newer = f"{found.newer}, " if found.newer else ""
+    place = f"{newer}step={record.step}, rank={record.rank}, kind={record.kind.value!r}"
+    lines = [
+        "import tensortap as tap", "", f"run = tap.open({found.entry.where!r})",
+        f"{variable} = run.get({record.name!r}, {place}){path}",
+    ]  # fmt: skip
+    drawn = (spec.rows, spec.columns)
+    index = ", ".join(":" if i in drawn else str(at) for i, at in enumerate(spec.at))
+    part = f"[{index}]" if found.tensors[path].ndim > 2 else ""
+    part += ".T" if spec.rows > spec.columns >= 0 else ""
+    return "\n".join([*lines, f"{variable}{part}"] if part else lines)

@@ -1,0 +1,366 @@
+"""Facts about a training step of torch, for rules of steps.
+
+Version counters tell what was changed and when, without looking at values; a sample of the values
+is compared in few steps. Whether gradients were zeroed, kept or used twice is the same for all
+parameters of an optimizer, so three of them are watched.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from tensortap.rooms.health.step_facts import ParameterFacts, StepFacts
+from tensortap.rooms.health.torch.passes import (
+    PassWatch,
+    PrecisionWatch,
+    is_checked,
+    is_readable,
+    sample,
+)
+from tensortap.rooms.health.torch.structure import (
+    TiedParameters,
+    UnregisteredParameters,
+    initial_weights,
+    repeated_layers,
+)
+from tensortap.rooms.track.torch.hooks import ModuleHook, hook_module
+from tensortap.rooms.track.torch.optimizers import FoundOptimizer, before_zero_grad, parameters_of
+from tensortap.values.torch.private import backward_pass, version_of, versions_of
+from tensortap.values.torch.tensors import quiet
+
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+_LOOK_UP = 10  # steps after which parameters are looked up again, if nobody else does
+_NOISE = 0.01  # of the largest gradient
+_WITH_MODES = (
+    *_DROPOUT, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
+)  # fmt: skip
+
+
+class _Version:
+    """A gradient as it was at some time."""
+
+    def __init__(self, gradient: torch.Tensor) -> None:
+        self._tensor = weakref.ref(gradient)
+        self._version = version_of(gradient)
+
+    def was_changed(self, gradient: torch.Tensor | None) -> bool:
+        """Return whether this is the gradient, changed in place since, and not to 0."""
+        if gradient is None or self._tensor() is not gradient or self.is_at(gradient):
+            return False
+        return is_readable(gradient) and bool(sample(gradient).any())
+
+    def is_at(self, gradient: torch.Tensor | None, changes: int = 0) -> bool:
+        """Return whether this is the gradient, changed in place so many times since."""
+        if gradient is None or self._tensor() is not gradient:
+            return False
+        return version_of(gradient) == self._version + changes
+
+
+class _WatchedGradient:
+    """The gradient of one parameter, between two steps of its optimizer."""
+
+    def __init__(self, parameter: nn.Parameter, guarded: Callable[..., None]) -> None:
+        self._parameter = weakref.ref(parameter)
+        self._guarded = guarded
+        self._hook: Any = None  # that sees what is added to the gradient
+        self._new: torch.Tensor | None = None  # a sample of that
+        self._computed = 0  # times since the last step
+        self._discarded = self._carried = False
+        self.late = False  # changed after the step has used it
+        self._used: _Version | None = None  # by the last step
+        self._latest: _Version | None = None
+
+    def on_computed(self) -> None:
+        """Note that a backward pass has added to the gradient, or created it."""
+        gradient = self._gradient()
+        if gradient is None:
+            return
+        # whatever zeroes a gradient in place counts as a change of its own
+        before = self._latest if self._computed else self._used
+        kept = before is not None and before.is_at(gradient, changes=1)
+        if kept and not self._computed and is_readable(gradient):
+            kept = self._is_sum(gradient)
+        self._carried = kept and (self._carried or not self._computed)
+        self._computed += 1
+        self._discarded = False
+        self._latest = _Version(gradient)
+
+    def _is_sum(self, gradient: torch.Tensor) -> bool:
+        """Return whether a gradient is more than what was added last; False until that is seen.
+
+        ``grad.data.zero_()`` leaves no trace in the version of a gradient.
+        """
+        parameter = self._parameter()
+        if self._hook is None and parameter is not None:
+            look = functools.partial(self._guarded, self._on_new)
+            self._hook = parameter.register_hook(torch.utils.hooks.unserializable_hook(look))
+        new, self._new = self._new, None
+        with quiet():
+            return new is not None and not torch.equal(new, sample(gradient))
+
+    def _on_new(self, gradient: torch.Tensor) -> None:
+        with quiet():
+            self._new = sample(gradient) if is_readable(gradient) else None
+
+    def close(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+
+    def on_zeroed(self) -> None:
+        """Note that the optimizer is about to zero the gradient."""
+        self._discarded = bool(self._computed)
+        if not self._computed and self._used is not None:
+            with quiet():
+                self.late = self._used.was_changed(self._gradient())
+        self._carried = False
+
+    def before_step(self) -> tuple[bool, bool, bool]:
+        """Return whether the gradient was discarded, added to an old one, or is the old one."""
+        gradient = self._gradient()
+        lost = bool(self._computed) and (gradient is None or self._discarded)
+        same = not self._computed and self._used is not None and self._used.is_at(gradient)
+        return lost, self._carried and gradient is not None, same
+
+    def after_step(self) -> None:
+        gradient = self._gradient()
+        self._computed, self._carried = 0, False
+        self._used = None if gradient is None else _Version(gradient)
+
+    def _gradient(self) -> torch.Tensor | None:
+        parameter = self._parameter()
+        return None if parameter is None else parameter.grad
+
+
+class StepWatch:
+    """Watches what happens to the parameters of a model in a step."""
+
+    def __init__(
+        self,
+        root: nn.Module,
+        optimizers: Sequence[FoundOptimizer],
+        parameters: Callable[[bool], Mapping[str, nn.Parameter]],
+        uncalled: Callable[[], set[str]],
+        guarded: Callable[..., None],
+    ) -> None:
+        self._root = root
+        self._passes = PassWatch(root, guarded)
+        self._precision = PrecisionWatch(root, guarded)
+        inner = (each.optimizer for each in optimizers if not each.wraps)
+        self._optimizers = [each for each in inner if isinstance(each, torch.optim.Optimizer)]
+        self._parameters = parameters
+        self._uncalled = uncalled
+        self._guarded = guarded
+        self._undo: list[Callable[[], object]] = []
+        self._watched: dict[int, list[_WatchedGradient]] = {}  # by id of the optimizer
+        self._versions: dict[str, tuple[int, int]] = {}  # id and version after the last step
+        self._before: list[int] = []
+        self._samples: dict[int, torch.Tensor] = {}  # by id of a parameter, before a step
+        self._number = 0  # of the step since tracking began
+        self._ties: TiedParameters | None = None
+        self._unregistered: UnregisteredParameters | None = None
+        self._initial: dict[str, Any] = {}  # facts that are given once
+        self._has_modes = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self._steps = 0
+        self._discarded = self._carried = self._repeated = self._late = False
+        self._optimized: set[int] = set()  # ids of parameters that an optimizer changed
+        self._stuck: dict[int, bool] = {}
+        self._with_gradient: set[int] = set()
+        self._dropout: dict[str, None] = {}
+
+    def attach(self) -> None:
+        if not self._number:
+            parameters = self._parameters(True)
+            self._initial = {
+                "initial": tuple(initial_weights(self._root, parameters, self._trained())),
+                "repeated_layers": repeated_layers(self._root),
+            }
+            self._ties = TiedParameters(self._root)
+            self._unregistered = UnregisteredParameters(self._root)
+        self._versions = _versions_of(self._parameters(True))
+        self._has_modes = any(isinstance(each, _WITH_MODES) for each in self._root.modules())
+        for name, module in self._root.named_modules():
+            if isinstance(module, _DROPOUT):
+                hook = ModuleHook(functools.partial(self._guarded, self._on_dropout, name))
+                self._undo.append(hook_module(module, hook, before=True))
+        self._passes.attach()
+        self._precision.attach()
+        for optimizer in self._optimizers:
+            hooks = {
+                optimizer.register_step_pre_hook: self._before_step,
+                optimizer.register_step_post_hook: self._after_step,
+            }
+            for register, look in hooks.items():
+                self._undo.append(register(functools.partial(self._guarded, look)).remove)
+            self._undo.append(
+                before_zero_grad(optimizer, functools.partial(self._guarded, self._on_zero_grad))
+            )
+            trained = [p for p in parameters_of(optimizer) if p.requires_grad]
+            chosen = {
+                id(p): p for p in (*trained[:1], *trained[len(trained) // 2 :][:1], *trained[-1:])
+            }
+            watched = self._watched[id(optimizer)] = []
+            for parameter in chosen.values():
+                gradient = _WatchedGradient(parameter, self._guarded)
+                watched.append(gradient)
+                look = functools.partial(self._guarded, self._on_computed, gradient)
+                self._undo.append(parameter.register_post_accumulate_grad_hook(look).remove)
+
+    @property
+    def has_evaluated(self) -> bool:
+        """Return whether this step called the model without gradients or in ``eval()`` mode."""
+        return bool(self._dropout or self._passes.has_evaluated)
+
+    def _trained(self) -> set[int]:
+        return {id(p) for each in self._optimizers for p in parameters_of(each)}
+
+    def detach(self) -> None:
+        while self._undo:
+            self._guarded(self._undo.pop())
+        self._passes.detach()
+        self._precision.detach()
+        for gradient in (each for watched in self._watched.values() for each in watched):
+            gradient.close()
+        self._watched.clear()
+        self._versions.clear()
+        self._forget()
+
+    # -- within a step -------------------------------------------------------------------
+
+    def _on_dropout(self, name: str, module: nn.Module, args: Any) -> None:
+        if backward_pass() != -1:
+            self._dropout.pop(name, None)  # a checkpoint computes it again, with gradients
+        elif module.training and self._root.training and not torch.is_grad_enabled() and module.p:
+            self._dropout[name] = None
+
+    def _on_computed(self, gradient: _WatchedGradient, parameter: nn.Parameter) -> None:
+        gradient.on_computed()
+        if is_checked(self._number):
+            self._precision.on_computed()
+
+    def _on_zero_grad(self, optimizer: Any) -> None:
+        watched = self._watched.get(id(optimizer), ())
+        for gradient in watched:
+            gradient.on_zeroed()
+        self._late |= bool(watched) and all(each.late for each in watched)
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._before = versions_of(parameters_of(optimizer))
+        self._samples = {}
+        if any(callable(argument) for argument in (*args[1:], *kwargs.values())):
+            return  # a closure computes the gradients within the step
+        self._steps += 1
+        watched = self._watched.get(id(optimizer), ())
+        found = [each.before_step() for each in watched]
+        if found:
+            lost, carried, same = (all(flags) for flags in zip(*found, strict=True))
+            self._discarded |= lost
+            self._carried |= carried
+            self._repeated |= same
+        if is_checked(self._number):
+            self._precision.on_computed()
+        if is_checked(self._number) and getattr(optimizer, "found_inf", None) is None:
+            with quiet():
+                self._samples = dict(_with_gradient(optimizer))
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        for gradient in self._watched.get(id(optimizer), ()):
+            gradient.after_step()
+        parameters = list(parameters_of(optimizer))
+        self._with_gradient.update(id(each) for each in parameters if each.grad is not None)
+        for parameter, now, before in zip(
+            parameters, versions_of(parameters), self._before, strict=False
+        ):
+            if now != before:
+                self._optimized.add(id(parameter))
+        if self._samples:
+            with quiet():
+                for parameter in parameters:
+                    if (values := self._samples.get(id(parameter))) is not None:
+                        self._stuck[id(parameter)] = torch.equal(values, sample(parameter))
+        self._samples = {}
+
+    # -- its end -------------------------------------------------------------------------
+
+    def end_step(self, step: int, looked_up: bool) -> StepFacts:
+        """Return the facts of the step, and begin the next one.
+
+        `looked_up` says that the names of the parameters are those of now.
+        """
+        parameters = self._parameters(not looked_up and self._number % _LOOK_UP == 0)
+        versions, uncalled = _versions_of(parameters), self._uncalled()
+        optimized = self._trained()
+        found = tuple(
+            ParameterFacts(
+                name,
+                parameter.requires_grad,
+                (number := id(parameter)) in optimized,
+                not uncalled or name.rpartition(".")[0] not in uncalled,
+                number in self._with_gradient or parameter.grad is not None,
+                self._versions.get(name) != versions[name],
+                number in self._optimized,
+                self._stuck.get(number),
+            )
+            for name, parameter in parameters.items()
+        )
+        groups = [group for each in self._optimizers for group in each.param_groups]
+        facts = StepFacts(
+            step,
+            found,
+            tuple(float(group.get("lr", 1.0)) for group in groups),
+            self._steps,
+            len(optimized.difference(map(id, parameters.values()))),
+            self._discarded,
+            self._carried,
+            self._repeated,
+            self._late,
+            self._has_modes and bool(self._steps) and not self._root.training,
+            tuple(self._dropout),
+            self._passes.end_step(),
+            self._precision.end_step(),
+            **self._initial,
+            **self._structure(optimized),
+        )
+        self._initial = {}
+        self._number += 1
+        self._versions = versions
+        self._forget()
+        return facts
+
+    def _structure(self, optimized: set[int]) -> dict[str, Any]:
+        if not is_checked(self._number) or self._ties is None or self._unregistered is None:
+            return {}
+        return {
+            "untied": self._ties.untied(),
+            "unregistered": self._unregistered.with_gradients(optimized),
+        }
+
+
+def _versions_of(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, tuple[int, int]]:
+    found = parameters.values()
+    return dict(zip(parameters, zip(map(id, found), versions_of(found), strict=True), strict=True))
+
+
+def _with_gradient(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield ids and samples of parameters whose gradients are more than noise there.
+
+    In exact arithmetic some are 0, such as that of a bias before batch norm.
+    """
+    sizes = {
+        parameter: float(sample(parameter.grad).abs().max())
+        for group in optimizer.param_groups
+        for parameter in (group["params"] if group.get("lr", 1.0) else ())
+        if is_readable(parameter) and is_readable(parameter.grad)
+    }
+    largest = max(sizes.values(), default=0.0)
+    for parameter, size in sizes.items():
+        if size > _NOISE * largest:
+            yield id(parameter), sample(parameter)

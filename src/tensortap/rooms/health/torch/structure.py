@@ -1,0 +1,143 @@
+"""The structure of a torch model: initial weights, tied weights, and unregistered layers."""
+
+from __future__ import annotations
+
+import collections
+import weakref
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+
+from tensortap.core.record import Summary
+from tensortap.rooms.health.step_facts import InitialWeight
+from tensortap.rooms.track.observing import tensors_in
+from tensortap.rooms.track.torch.names import Names
+from tensortap.stats.shard_digest import shard_digest
+from tensortap.values.torch.private import version_of
+from tensortap.values.torch.summarize import summarize
+from tensortap.values.torch.tensors import view
+
+_WITH_FAN_IN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_MOST_ITEMS = 10_000  # of a list that may contain modules
+
+
+def initial_weights(
+    root: nn.Module, parameters: Mapping[str, nn.Parameter], trained: set[int]
+) -> Iterator[InitialWeight]:
+    """Yield the weights of a model before training, as far as they are in the CPU's memory.
+
+    `trained` has the ids of parameters of optimizers, if any are known.
+    """
+    # not `layer.weight`, which may be computed: reading it would run code of the user
+    with_fan_in = {
+        id(parameter)
+        for layer in root.modules()
+        if isinstance(layer, _WITH_FAN_IN)
+        for name, parameter in layer.named_parameters(recurse=False)
+        if name == "weight"
+    }
+    for name, parameter in parameters.items():
+        if not parameter.is_floating_point():
+            continue
+        if hasattr(parameter, "device_mesh"):  # of which this rank has only a part
+            continue
+        summary = summarize(parameter.detach())
+        values = view(parameter.detach())
+        if not isinstance(summary, Summary) or values is None:
+            continue  # on a device, where nobody waits for it
+        compared = parameter.requires_grad and parameter.ndim > 1
+        yield InitialWeight(
+            name,
+            parameter.ndim,
+            parameter.requires_grad,
+            summary,
+            parameter[0].numel() if id(parameter) in with_fan_in else 0,
+            shard_digest(values)
+            if compared and id(parameter) in (trained or {id(parameter)})
+            else b"",
+        )
+
+
+class TiedParameters:
+    """Names that had the same parameter when tracking began."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self._root = root
+        names: dict[int, list[str]] = {}
+        for name, parameter in Names(root).parameters():
+            names.setdefault(id(parameter), []).append(name)
+        self._ties = [tuple(tied) for tied in names.values() if len(tied) > 1]
+
+    def untied(self) -> tuple[tuple[str, str], ...]:
+        """Return pairs of names that do not have the same parameter any more."""
+        if not self._ties:
+            return ()
+        now = {name: id(parameter) for name, parameter in Names(self._root).parameters()}
+        return tuple(
+            (first, other)
+            for first, *others in self._ties
+            for other in others
+            if first in now and other in now and now[first] != now[other]
+        )
+
+
+class UnregisteredParameters:
+    """Parameters in plain lists and dicts of modules, and plain tensors that require gradients.
+
+    Torch does not know that they belong to the model.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        registered = {id(each) for each in (*root.modules(), *root.parameters())}
+        self._found: dict[str, list[tuple[weakref.ref[torch.Tensor], int]]] = {}
+        for name, module in root.named_modules():
+            for attribute, value in vars(module).items():
+                if type(value) in (list, tuple, dict) and len(value) > _MOST_ITEMS:
+                    continue
+                if type(value) not in (list, tuple, dict, torch.Tensor):
+                    continue
+                for _, item in tensors_in(value, (nn.Module, torch.Tensor)):
+                    own = [item] if isinstance(item, torch.Tensor) else item.parameters()
+                    leaves = (p for p in own if p.requires_grad and p.is_leaf)
+                    new = [p for p in leaves if id(p) not in registered]
+                    if new and id(item) not in registered:
+                        title = f"{name}.{attribute}".lstrip(".")
+                        found = [(weakref.ref(p), version_of(p)) for p in new]
+                        self._found.setdefault(title, []).extend(found)
+
+    def with_gradients(self, optimized: set[int]) -> tuple[tuple[str, int], ...]:
+        """Return attributes whose parameters get gradients, and are not changed; and how many."""
+        return tuple(
+            (title, len(left))
+            for title, parameters in self._found.items()
+            if (left := [p for p in map(_unchanged, parameters) if _is_left(p, optimized)])
+        )
+
+
+def _unchanged(found: tuple[weakref.ref[torch.Tensor], int]) -> torch.Tensor | None:
+    parameter = found[0]()
+    return parameter if parameter is not None and version_of(parameter) == found[1] else None
+
+
+def _is_left(parameter: torch.Tensor | None, optimized: set[int]) -> bool:
+    if parameter is None or parameter.grad is None:
+        return False
+    return id(parameter) not in optimized
+
+
+def repeated_layers(root: nn.Module) -> tuple[tuple[str, int], ...]:
+    """Return lists of layers in which one layer with weights appears several times, and how often.
+
+    >>> repeated_layers(nn.Sequential(*[nn.Linear(2, 2)] * 3))
+    (('Sequential', 3),)
+    """
+    found = []
+    for name, module in root.named_modules():
+        if isinstance(module, (nn.Sequential, nn.ModuleList)):
+            layers = collections.Counter(map(id, module))
+            with_weights = (each for each in module if next(each.parameters(), None) is not None)
+            most = max((layers[id(each)] for each in with_weights), default=0)
+            if most > 1:
+                found.append((name or type(module).__name__, most))
+    return tuple(found)

@@ -1,0 +1,32 @@
+"""`tensortap why`: print why values stopped being finite."""
+
+from __future__ import annotations
+
+import typer
+
+from tensortap.cli.terminal import message, print_json
+
+
+def why(
+    run: str = typer.Argument(..., help="Folder or URL of a run, or host:port of a live session."),
+    step: int | None = typer.Option(None, help="Training step of the verdict. Default: the last."),
+    rank: int | None = typer.Option(None, help="Rank of the verdict, if there are several."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Print the operation that made the first NaN or Inf, its line, values, and what led there."""
+    import msgspec
+    from rich.console import Console
+
+    from tensortap.alerts.alert import NO_VERDICT, verdict_of
+    from tensortap.api.open import open as open_run
+    from tensortap.rooms.ops.why import why_text
+    from tensortap.table.table import table_of
+
+    found = verdict_of(table_of(open_run(run).reader).alerts(), step, rank)
+    if found is None:
+        message(f"{run}: {NO_VERDICT}")
+        raise typer.Exit(1)
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+        return
+    Console().print(why_text(found), soft_wrap=True)

@@ -1,0 +1,253 @@
+"""Write the provenance of this process into a run folder, and keep it up to date.
+
+The files are ``runtime_info.json``, ``packages.json``, ``git_info.json`` and, if there are
+uncommitted changes, ``project.patch``; `versions` describes what happens to older versions.
+Nothing raises into training: an error is logged once and the other files are written.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tensortap.rooms.provenance import versions
+from tensortap.rooms.provenance.git import collect_git
+from tensortap.rooms.provenance.gitcmd import Git
+from tensortap.rooms.provenance.modifications import Finder
+from tensortap.rooms.provenance.packages import packages_info
+from tensortap.rooms.provenance.project import project_folder
+from tensortap.rooms.provenance.redact import Redactor
+from tensortap.rooms.provenance.runtime import comparable, runtime_info
+
+log = logging.getLogger("tensortap")
+
+INTERVAL = 5.0  # seconds between two checks, at least
+# and at least this many times as long as the last check took: while one runs, training may be
+# slower by a third, so that it costs one percent at most
+REST = 50
+# Seconds per module that is searched for monkey patches. A thread that computes keeps the
+# interpreter lock until another thread has waited for it five milliseconds: training would feel
+# that for as long as the search takes.
+PAUSE = 0.001
+
+
+def collect(
+    folder: Path | str, *, start: Path | None = None, modifications: bool | None = None
+) -> None:
+    """Write everything now, and return when it is done.
+
+    `start` is a folder of the project (default: that of the main script, or the working
+    directory). `modifications` says whether to search for monkey patches; by default that is
+    done unless TENSORTAP_MODIFICATIONS is 0::
+
+        collect("experiments/20261115_181530")
+    """
+    collector = ProvenanceCollector(Path(folder), start, modifications)
+    collector.write_runtime()
+    collector.write_rest()
+
+
+class ProvenanceCollector:
+    """Looks at the process and writes what has changed since the last look."""
+
+    def __init__(self, folder: Path, start: Path | None, modifications: bool | None = None) -> None:
+        self._folder = folder
+        self.stopped = False  # a check that is running ends without writing
+        self.pause = 0.0
+        self._start = start or project_folder()
+        if modifications is None:
+            modifications = os.environ.get("TENSORTAP_MODIFICATIONS", "") != "0"
+        self._modifications = modifications
+        self._finder: Finder | None = None
+        self._logged: set[str] = set()
+        self._strict = os.environ.get("TENSORTAP_STRICT", "") not in ("", "0")
+
+    def write_runtime(self) -> None:
+        """Write runtime_info.json, which takes a few milliseconds."""
+        self._guard("runtime_info.json", self._runtime)
+
+    def write_rest(self) -> None:
+        """Write packages.json, git_info.json and the patches."""
+        self._guard("packages.json", self._packages)
+        self._guard("git_info.json", self._git)
+
+    def _guard(self, name: str, write: Callable[[], None]) -> None:
+        try:
+            if not self.stopped:
+                write()
+        except Exception as error:
+            if self._strict:
+                raise
+            if name not in self._logged:
+                self._logged.add(name)
+                log.warning("cannot write %s to %s: %s", name, self._folder, error)
+
+    def _runtime(self) -> None:
+        info = runtime_info(Redactor())
+        before = versions.current(self._folder, "runtime_info")
+        if before is None or comparable(before) != comparable(info):
+            versions.write(self._folder, "runtime_info", info, keep=before is not None)
+
+    def _packages(self) -> None:
+        info = packages_info(Redactor())
+        before = versions.current(self._folder, "packages")
+        if before != info:
+            # a package that was imported in the meantime is no new version
+            keep = before is not None and not _only_adds(before, info)
+            versions.write(self._folder, "packages", info, keep=keep)
+
+    def _git(self) -> None:
+        before = versions.current(self._folder, "git_info")
+        packages = versions.current(self._folder, "packages") or {}
+        with tempfile.TemporaryDirectory(dir=self._folder, prefix=".provenance-") as scratch:
+            info = collect_git(
+                Path(scratch),
+                start=self._start,
+                packages=packages.get("packages"),
+                skip=(self._folder,),
+                redactor=Redactor(),
+            )
+            patches = {name: Path(scratch) / name for name in _patches_of(info)}
+            info |= {"runtime_modifications": {}, "runtime_modifications_checked": False}
+            if self._modifications:
+                if before is None:  # the search takes long; until it ends, this is what is known
+                    self._write_git(info, patches, None)
+                    patches = {}
+                info["runtime_modifications"] = self._find_modifications()
+                info["runtime_modifications_checked"] = True
+            if before != info and not self.stopped:
+                self._write_git(info, patches, before)
+
+    def _find_modifications(self) -> dict[str, Any]:
+        if self._finder is None:
+            top = Git(self._start).ask("rev-parse", "--show-toplevel")
+            self._finder = Finder(Path(top or self._start), lambda: time.sleep(self.pause))
+        return {where: found._asdict() for where, found in self._finder.find().items()}
+
+    def _write_git(
+        self, info: dict[str, Any], patches: dict[str, Path], before: dict[str, Any] | None
+    ) -> None:
+        """Archive the old version, move the patches, then write the file that refers to them."""
+        old = tuple(_patches_of(before or {}))
+        if before is not None:
+            versions.archive(self._folder, "git_info", old)
+        for name, file in patches.items():
+            os.replace(file, self._folder / name)
+        versions.write(self._folder, "git_info", info, keep=False)
+        for name in old:
+            if name not in patches:
+                (self._folder / name).unlink(missing_ok=True)
+
+
+def _only_adds(before: dict[str, Any], info: dict[str, Any]) -> bool:
+    """Return whether a packages.json differs only in packages that were imported since."""
+    packages = info["packages"]
+    return {**before, "packages": packages} == info and all(
+        packages.get(name) == described for name, described in before["packages"].items()
+    )
+
+
+def _patches_of(info: dict[str, Any]) -> Iterator[str]:
+    """Yield the names of the patch files that a git_info.json refers to."""
+    packages = info.get("packages_git_info") or {}
+    for one in (info.get("project_git_info") or {}, *packages.values()):
+        diff = one.get("git_diff") or ""
+        if diff.startswith("See "):
+            yield diff[4:]
+
+
+class Keeper:
+    """Provenance that follows the program: it writes a new version when something has changed.
+
+    Creating one writes ``runtime_info.json``; a background thread writes the rest. ``update()``
+    requests a check and returns at once. Checks run in the background, no more often than every
+    few seconds, and write nothing if nothing has changed::
+
+        keeper = Keeper(folder)  # on rank 0
+        keeper.update()  # after a dump
+        keeper.close()  # at the end
+    """
+
+    def __init__(
+        self, folder: Path | str, *, interval: float = INTERVAL, start: Path | None = None
+    ) -> None:
+        self._collector = ProvenanceCollector(Path(folder), start)
+        self._interval = interval
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._requested = True
+        self._urgent = True  # do not wait for the interval
+        self._busy = False
+        self._closed = False
+        self.checks = 0
+        self._collector.write_runtime()
+        self._collector.pause = PAUSE
+        self._thread = threading.Thread(target=self._run, name="tensortap-provenance", daemon=True)
+        self._thread.start()
+
+    def update(self, force: bool = False) -> None:
+        """Request a check, with `force` without waiting for the interval; return at once."""
+        if (self._requested and not force) or self._closed or os.getpid() != self._pid:
+            return
+        with self._changed:
+            self._requested = True
+            self._urgent = self._urgent or force
+            self._changed.notify_all()
+
+    def update_now(self, timeout: float = 60.0) -> bool:
+        """Check now and wait for it; return False if that takes longer."""
+        self.update(force=True)
+        return self.wait(timeout)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the requested checks; return False if they take longer than `timeout`."""
+        if os.getpid() != self._pid:
+            return True
+        with self._changed:
+            self._urgent = self._urgent or self._requested
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: not (self._requested or self._busy), timeout)
+
+    def close(self, timeout: float = 3.0) -> bool:
+        """Finish the requested checks without pauses; return False if it took too long."""
+        if os.getpid() != self._pid:
+            return True
+        with self._changed:
+            self._closed = True
+            self._collector.pause = 0.0
+            self._changed.notify_all()
+        self._thread.join(timeout)
+        self._collector.stopped = True
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        due = 0.0
+        while True:
+            with self._changed:
+                while not (self._requested or self._closed):
+                    self._changed.wait()
+                while not (self._urgent or self._closed) and (left := due - time.monotonic()) > 0:
+                    self._changed.wait(left)
+                if not self._requested:
+                    return
+                self._requested = self._urgent = False
+                self._busy = True
+            began = time.monotonic()
+            try:
+                if self.checks:  # the constructor has already written the first one
+                    self._collector.write_runtime()
+                self._collector.write_rest()
+            except Exception:
+                log.exception("provenance")  # only with TENSORTAP_STRICT
+            took = time.monotonic() - began
+            due = time.monotonic() + max(self._interval, REST * took)
+            with self._changed:
+                self.checks += 1
+                self._busy = False
+                self._changed.notify_all()

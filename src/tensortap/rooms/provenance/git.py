@@ -1,0 +1,172 @@
+"""git_info.json: which commit ran, with which changes, and where it can be fetched from.
+
+``project_git_info`` always has the same keys. Where there is no repository they are empty, and
+``status`` says why: "clean", "dirty", "bare", "not a repository" or "unknown" (with ``error``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+from tensortap.core.limits import format_size
+from tensortap.rooms.provenance.gitcmd import TIMEOUT, Git, GitFailed
+from tensortap.rooms.provenance.packages import normalized
+from tensortap.rooms.provenance.patch import (
+    MAX_PATCH,
+    UNTRACKED_LIMIT,
+    Untracked,
+    redact_patch,
+    write_patch,
+)
+from tensortap.rooms.provenance.project import project_folder
+from tensortap.rooms.provenance.redact import Redactor
+
+_SHORT = (
+    "commit_id", "branch", "status", "remote", "repository", "git_dir", "git_diff",
+    "patch_sha256", "redacted_lines", "error", "warnings",
+)  # fmt: skip
+
+
+def collect_git(
+    scratch: Path,
+    *,
+    start: Path | None = None,
+    packages: dict[str, dict[str, Any]] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Return git_info.json without the runtime modifications; write its patches into `scratch`.
+
+    `start` is a folder of the project (default: that of the main script), `packages` is the
+    "packages" of packages.json. `options` are those of `repository_info`.
+    """
+    project = repository_info(start or project_folder(), scratch / "project.patch", **options)
+    editable: dict[str, Any] = {}
+    for name, package in sorted((packages or {}).items()):
+        location = package.get("source") if package.get("editable") else None
+        if not location or not os.path.isdir(location):
+            continue
+        top = Git(Path(location)).ask("rev-parse", "--show-toplevel")
+        if top and top == project["repository"]:
+            short = {key: project[key] for key in ("commit_id", "branch", "status")}
+            editable[name] = {"location": location, "same_as": "project", **short}
+        elif top:
+            patch = scratch / f"package.{normalized(name)}.patch"
+            info = repository_info(Path(location), patch, **options)
+            short = {key: info[key] for key in _SHORT if key in info}
+            editable[name] = {"location": location, **short}
+    return {"project_git_info": project, "packages_git_info": editable}
+
+
+def repository_info(
+    folder: Path,
+    patch: Path,
+    *,
+    skip: tuple[Path, ...] = (),
+    limit: int = UNTRACKED_LIMIT,
+    timeout: float = TIMEOUT,
+    redactor: Redactor | None = None,
+) -> dict[str, Any]:
+    """Describe the repository of a folder; write its changes, if there are any, into `patch`.
+
+    `skip` are folders whose files do not belong into the patch, `limit` is the size of all
+    untracked files in it.
+    """
+    redactor = redactor or Redactor()
+    info: dict[str, Any] = {
+        "commit_id": "", "branch": "", "status": "unknown", "git_log": [], "log_entries_count": 0,
+        "git_diff": "", "remote": "", "repository": "", "git_dir": "",
+    }  # fmt: skip
+    git = Git(folder, timeout=timeout)
+    try:
+        common = git.text("rev-parse", "--git-common-dir")
+        info["git_dir"] = str((folder / common).resolve())
+        has_work_tree = git.text("rev-parse", "--is-inside-work-tree") == "true"
+    except GitFailed as error:
+        if "not a git repository" in str(error):
+            return {**info, "status": "not a repository", "error": f"no git repository at {folder}"}
+        return {**info, "error": redactor.text(str(error))}
+    info["commit_id"] = git.ask("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+    branch = git.ask("symbolic-ref", "--short", "--quiet", "HEAD")
+    info["branch"] = branch or "(detached)"
+    info["remote"] = redactor.text(_remote(git, branch))
+    if info["commit_id"]:
+        info["git_log"] = _log(git, redactor)
+    info["log_entries_count"] = len(info["git_log"])
+    if not has_work_tree:
+        return {**info, "status": "bare"}
+    try:
+        info["repository"] = git.text("rev-parse", "--show-toplevel")
+        git = Git(Path(info["repository"]), timeout=timeout)
+        untracked = write_patch(git, _base(git, info["commit_id"]), patch, limit=limit, skip=skip)
+        if (size := patch.stat().st_size) > MAX_PATCH:
+            info["status"] = "dirty"
+            raise GitFailed(f"the patch has {format_size(size)}, the limit is 4 MiB")
+        redacted = redact_patch(patch, redactor)
+        info |= _changes(patch, untracked, limit)
+        warnings = []
+        if redacted:
+            info["redacted_lines"] = redacted
+            warnings.append(f"{len(redacted)} lines of {patch.name} held credentials: ***")
+        if Path(info["repository"], ".gitmodules").exists():
+            warnings.append("submodules are stored as commits, without changes in them")
+        if warnings:
+            info["warnings"] = warnings
+    except (GitFailed, OSError) as error:
+        patch.unlink(missing_ok=True)
+        info["error"] = f"the changes could not be saved: {redactor.text(str(error))}"
+    return info
+
+
+def _base(git: Git, commit: str) -> str:
+    """Return the commit; before the first one everything is a change to the empty tree."""
+    return commit or git.run("hash-object", "-t", "tree", "--stdin").decode().strip()
+
+
+def _changes(patch: Path, untracked: Untracked, limit: int) -> dict[str, Any]:
+    info: dict[str, Any] = {"git_diff": ""}
+    if patch.stat().st_size:
+        info["git_diff"] = f"See {patch.name}"
+        with patch.open("rb") as data:
+            info["patch_sha256"] = hashlib.file_digest(data, "sha256").hexdigest()
+    else:
+        patch.unlink()
+    info["status"] = "dirty" if info["git_diff"] or untracked.left_out_count else "clean"
+    info["untracked"] = {
+        "included": len(untracked.included),
+        "limit": format_size(limit),
+        "left_out": untracked.left_out,
+        "left_out_count": untracked.left_out_count,
+        "files_of_runs_left_out": untracked.in_runs > 0,
+    }
+    return info
+
+
+def _log(git: Git, redactor: Redactor) -> list[dict[str, str]]:
+    try:
+        out = git.run(
+            "log", "-50", "-z", "--no-color", "--no-decorate", "--no-ext-diff",
+            "--no-patch", "--encoding=UTF-8", "--format=%H%x1f%an%x1f%aI%x1f%s",
+        )  # fmt: skip
+    except GitFailed:
+        return []
+    entries = []
+    for line in out.decode("utf-8", "replace").split("\0"):
+        if line.strip("\n"):
+            fields = line.strip("\n").split("\x1f", 3)
+            entry = dict(zip(("commit", "author", "date", "message"), fields, strict=True))
+            entries.append({**entry, "message": redactor.text(entry["message"])})
+    return entries
+
+
+def _remote(git: Git, branch: str) -> str:
+    """Return the URL of the branch's remote, or that of origin, or of any remote."""
+    of_branch = git.ask("config", "--get", f"branch.{branch}.remote") if branch else ""
+    for name in (of_branch, "origin", *git.ask("remote").splitlines()):
+        if name and name != ".":
+            url = git.ask("config", "--get", f"remote.{name}.url")
+            if url:
+                return url
+    return ""

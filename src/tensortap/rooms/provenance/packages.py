@@ -1,0 +1,166 @@
+"""packages.json: which distributions are installed, and which of them the program uses.
+
+Metadata is searched for name and version only: parsing all of it takes ten times as long. Packages
+installed with ``setup.py develop``, which has no ``direct_url.json``, count as installed normally.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import sys
+import types
+from collections.abc import Iterator
+from importlib.metadata import Distribution
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from tensortap.rooms.provenance.project import PYTHON, owner_of_file
+from tensortap.rooms.provenance.redact import Redactor
+
+_HEAD = re.compile(r"^(Name|Version):[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+_TOP = re.compile(r"^[^/,\n]+", re.MULTILINE)  # of the paths in RECORD
+
+
+def packages_info(redactor: Redactor | None = None) -> dict[str, Any]:
+    """Return the content of packages.json.
+
+    >>> packages_info()["packages"]["tensortap"]["version"]
+    '...'
+    """
+    redactor = redactor or Redactor()
+    imported = _imported()
+    installed = _installed()
+    names = {normalized(name) for name, _, _ in installed}
+    by_name: dict[str, list[str]] = {}
+    for module in imported:
+        by_name.setdefault(normalized(module), []).append(module)
+    # loaded modules whose distribution has another name: PIL, yaml, sklearn
+    others = {
+        module
+        for name in by_name.keys() - names
+        for module in by_name[name]
+        if owner_of_file(imported[module]) is not None
+    }
+    used: dict[str, dict[str, Any]] = {}
+    for name, version, dist in installed:
+        modules = by_name.get(normalized(name), [])
+        if not modules and others:
+            modules = _modules_of(dist, others)
+        origin = _origin(dist, redactor)
+        if modules or origin:
+            location = imported[modules[0]] if modules else str(dist.locate_file(""))
+            used[name] = {"version": version, "location": location, **origin}
+            if modules and [normalized(m) for m in modules] != [normalized(name)]:
+                used[name]["modules"] = modules
+    versions = {name: version for name, version, _ in installed}
+    return {
+        "python_version": platform.python_version(),
+        "platform": platform.platform(),
+        "all_packages": dict(sorted(versions.items(), key=lambda item: item[0].lower())),
+        "packages": dict(sorted(used.items(), key=lambda item: item[0].lower())),
+    }
+
+
+def normalized(name: str) -> str:
+    """Return the name of a distribution in the form in which names are compared.
+
+    >>> normalized("Ruamel.YAML_clib")
+    'ruamel-yaml-clib'
+    """
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+_known: tuple[object, list[tuple[str, str, Distribution]]] | None = None
+
+
+def _installed() -> list[tuple[str, str, Distribution]]:
+    """Return all distributions, from memory unless a folder on the path has changed."""
+    global _known
+    stamp = [(folder, _changed_at(folder)) for folder in sys.path]
+    if _known is None or _known[0] != stamp:
+        _known = stamp, list(_distributions())
+    return _known[1]
+
+
+def _changed_at(folder: str) -> int:
+    try:
+        return os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _distributions() -> Iterator[tuple[str, str, Distribution]]:
+    seen = set()
+    for dist in importlib.metadata.distributions():
+        text = _read(dist, "METADATA") or _read(dist, "PKG-INFO")
+        head = dict(_HEAD.findall(text[:4096].partition("\n\n")[0]))
+        name, version = head.get("Name", ""), head.get("Version", "")
+        # the first on the path is the one that is imported
+        if name and normalized(name) not in seen:
+            seen.add(normalized(name))
+            yield name, version, dist
+
+
+def _read(dist: Distribution, file: str) -> str:
+    try:
+        return dist.read_text(file) or ""
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _imported() -> dict[str, str]:
+    """Return the top-level modules that are loaded, except Python's own, with their location."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if "." in name or name == "__main__" or not issubclass(type(module), types.ModuleType):
+            continue
+        content = object.__getattribute__(module, "__dict__")
+        file = content.get("__file__")
+        if isinstance(file, str) and owner_of_file(file) != PYTHON:
+            found[name] = os.path.dirname(file) if "__path__" in content else file
+    return found
+
+
+def _modules_of(dist: Distribution, modules: set[str]) -> list[str]:
+    """Return which of the loaded top-level modules a distribution has installed."""
+    tops = _tops(dist)
+    return sorted(m for m in modules if m in tops or f"{m}.py" in tops)
+
+
+@functools.cache
+def _tops(dist: Distribution) -> frozenset[str]:
+    """Return what a distribution has installed at the top level: folders and files."""
+    stated = _read(dist, "top_level.txt").split()
+    return frozenset(stated or _TOP.findall(_read(dist, "RECORD")))
+
+
+@functools.cache
+def _direct_url(dist: Distribution) -> Any:
+    """Return what an installer has stated about the origin of a distribution, if anything."""
+    try:
+        return json.loads(_read(dist, "direct_url.json") or "null")
+    except ValueError:
+        return None
+
+
+def _origin(dist: Distribution, redactor: Redactor) -> dict[str, Any]:
+    """Return where a distribution came from, if not from an index."""
+    stated = _direct_url(dist)
+    if not isinstance(stated, dict) or not isinstance(stated.get("url"), str):
+        return {}
+    url: str = stated["url"]
+    origin: dict[str, Any] = {"url": redactor.text(url)}
+    if (stated.get("dir_info") or {}).get("editable"):
+        origin["editable"] = True
+    if url.startswith("file:"):
+        origin["source"] = unquote(urlsplit(url).path)
+    vcs = stated.get("vcs_info") or {}
+    if vcs.get("commit_id"):
+        origin["vcs"] = str(vcs.get("vcs") or "git")
+        origin["commit_id"] = str(vcs["commit_id"])
+    return origin

@@ -1,0 +1,167 @@
+"""runtime_info.json: the command, its environment, the machine and the seeds.
+
+Collecting this imports and initializes nothing: a framework is asked only if the program has
+loaded it, and a device only if the program already uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import os
+import platform
+import shlex
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from tensortap.rooms.provenance.redact import Redactor
+
+# variables that launchers set for each of the processes that they start
+LAUNCHED = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
+    "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+    "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+)  # fmt: skip
+_LAUNCHERS = ("torchrun", "torch.distributed", "accelerate", "deepspeed", "lightning", "fabric")
+
+
+def runtime_info(redactor: Redactor | None = None) -> dict[str, Any]:
+    """Return the content of runtime_info.json.
+
+    >>> sorted(runtime_info()["command"])[:3]
+    ['argv', 'executable', 'full_command']
+    """
+    redactor = redactor or Redactor()
+    try:
+        working_directory = os.getcwd()
+    except OSError:  # it was deleted
+        working_directory = os.environ.get("PWD", "")
+    return {
+        "command": _command(redactor),
+        "environment_variables": {
+            _text(name): _text(value) for name, value in redactor.variables(os.environ).items()
+        },
+        "working_directory": _text(working_directory),
+        "timestamp": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "python": " ".join(sys.version.split()),
+        "seeds": seeds(),
+        "device_names": device_names(),
+    }
+
+
+def comparable(info: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of runtime_info.json that makes a new version when it changes."""
+    seeds = info.get("seeds") or {}
+    steady = {name: value for name, value in seeds.items() if not name.endswith("_state")}
+    return {**{k: v for k, v in info.items() if k != "timestamp"}, "seeds": steady}
+
+
+def _command(redactor: Redactor) -> dict[str, Any]:
+    """Return ``argv`` as the program sees it, and ``full_command`` to paste into a shell."""
+    original = sys.orig_argv[1:] or sys.argv  # the latter for Python inside another program
+    full = shlex.join([sys.executable or "python", *redactor.arguments(original)])
+    command = {
+        "executable": _text(sys.executable or ""),
+        "argv": [_text(word) for word in redactor.arguments([str(word) for word in sys.argv])],
+        "full_command": _text(full),
+    }
+    launcher = _launcher()
+    if launcher:
+        command["launcher"] = _text(shlex.join(redactor.arguments(launcher)))
+    return command
+
+
+def _launcher() -> list[str]:
+    """Return the command of torchrun or a similar launcher, if one has started this process."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return []
+    try:
+        command = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
+    except OSError:
+        return []
+    words = [os.fsdecode(word) for word in command.split(b"\0") if word]
+    known = any(name in word for word in words[:4] for name in _LAUNCHERS)
+    return words if known else []
+
+
+def seeds() -> dict[str, Any]:
+    """Return the seeds that can be read without drawing a number.
+
+    Those that end in ``_state`` are digests of a generator: equal ones draw equal numbers.
+    """
+    found: dict[str, Any] = {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED")}
+    for name, read in (("random", _random), ("numpy", _numpy), ("torch", _torch), ("jax", _jax)):
+        if name in sys.modules:
+            with contextlib.suppress(Exception):  # half imported, or a version without it
+                found.update(read(sys.modules[name]))
+    return found
+
+
+def _random(random: Any) -> dict[str, Any]:
+    return {"random_state": _digest(repr(random.getstate()).encode())}
+
+
+def _numpy(numpy: Any) -> dict[str, Any]:
+    if "numpy.random" not in sys.modules:
+        return {}
+    state = sys.modules["numpy.random"].get_state(legacy=False)["state"]
+    data = state["key"].tobytes() if "key" in state else repr(sorted(state.items())).encode()
+    return {"numpy_state": _digest(data + repr(state.get("pos")).encode())}
+
+
+def _torch(torch: Any) -> dict[str, Any]:
+    return {
+        "torch": torch.default_generator.initial_seed(),
+        "torch_deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def _jax(jax: Any) -> dict[str, Any]:
+    return {
+        "jax_default_prng_impl": str(jax.config.jax_default_prng_impl),
+        "jax_enable_x64": bool(jax.config.jax_enable_x64),
+    }
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def device_names() -> list[str]:
+    """Return the processor and the NVIDIA devices; other accelerators are not looked for."""
+    found: list[str] = []
+    with contextlib.suppress(Exception):  # a broken driver must not matter here
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        if cuda is not None and cuda.is_initialized():
+            found = [str(cuda.get_device_name(at)) for at in range(cuda.device_count())]
+    return [_processor(), *(found or _nvidia_devices())]
+
+
+def _nvidia_devices() -> list[str]:
+    found: list[str] = []
+    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        with contextlib.suppress(OSError):
+            lines = file.read_text("utf-8", "replace").splitlines()
+            found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return found
+
+
+def _processor() -> str:
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(errors="replace") as lines:
+        for line in lines:
+            if line.startswith(("model name", "Model", "Hardware")):
+                name = line.partition(":")[2].strip()
+                break
+    return f"{name} ({os.cpu_count() or 1} cores)"
+
+
+def _text(text: str) -> str:
+    """Return text for JSON: bytes that are not UTF-8 become question marks."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -1,0 +1,103 @@
+"""`tensortap ranks`: where the ranks of a run are, which are behind, and which disagree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tensortap.cli.terminal import print_json
+
+if TYPE_CHECKING:
+    from tensortap.rooms.ranks.findings import RankFinding
+
+_MOST_RANKS = 32  # of more, only those that are behind are listed
+_MOST_LINES = 20
+_STYLES = {"replicas": "red", "outlier": "yellow", "behind": "yellow"}
+
+
+def ranks(
+    run: Path = typer.Argument(..., help="Folder of a run."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Show the ranks of a run: their places and steps, who is behind, and who disagrees.
+
+    Exit with 1 if replicas differ, if a rank is far from the others, or if it is behind.
+    """
+    import msgspec
+
+    from tensortap.rooms.ranks.findings import rank_findings
+    from tensortap.rooms.ranks.ranks import progress
+    from tensortap.runs.run_reader import RunReader
+    from tensortap.table.mesh import mesh_layout
+    from tensortap.table.table import Table, table_of
+
+    reader = RunReader(run)
+    table: Table = table_of(reader)
+    mesh, made = mesh_layout(table), progress(table)
+    rows = [
+        {"rank": rank, "place": mesh.place(rank), "records": records, "first_step": first,
+         "last_step": last, "behind": behind}
+        for rank, records, first, last, behind in zip(*(c.tolist() for c in made), strict=True)
+    ]  # fmt: skip
+    silent = sorted(set(reader.ranks) - {row["rank"] for row in rows})
+    rows += [{"rank": rank, "place": "", "records": 0, "first_step": None, "last_step": None,
+              "behind": len(table.steps())} for rank in silent]  # fmt: skip
+    found = rank_findings(table)
+    if as_json:
+        findings = [msgspec.to_builtins(each) for each in found]
+        print_json({"ranks": rows, "mesh": mesh.dims, "findings": findings})
+    else:
+        _print(rows, mesh.dims, found)
+    raise typer.Exit(1 if found else 0)
+
+
+def _print(rows: list[dict[str, Any]], dims: tuple[str, ...], found: list[RankFinding]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from tensortap.core.files import plain
+
+    console = Console()
+    newest = max((row["last_step"] for row in rows if row["records"]), default=0)
+    late = [row for row in rows if row["behind"]]
+    records = sum(row["records"] for row in rows)
+    mesh = "" if dims == ("rank",) else f", mesh {' × '.join(map(plain, dims))}"
+    console.print(
+        f"{len(rows):,} ranks{mesh}, {records:,} records, newest step {newest:,}", highlight=False
+    )
+    if len(rows) <= _MOST_RANKS:
+        console.print(_table(rows))
+    elif late:
+        console.print(_table(late[:_MOST_LINES]))
+    if len(rows) > _MOST_RANKS:
+        more = len(late) - _MOST_LINES
+        words = [f"and {more:,} more are behind"] if more > 0 else []
+        words.append(f"{len(rows) - len(late):,} ranks are at step {newest:,}")
+        console.print("; ".join(words), style="dim", highlight=False)
+    for each in found[:_MOST_LINES]:
+        console.print(Text(plain(each.message, 400), style=_STYLES[each.rule]))
+    if len(found) > _MOST_LINES:
+        console.print(f"and {len(found) - _MOST_LINES:,} more (--json)", style="dim")
+    if not found:
+        console.print("no rank disagrees with the others", style="dim")
+
+
+def _table(rows: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    from tensortap.core.files import plain
+
+    has_places = any(row["place"] for row in rows)
+    shown = Table(box=None, pad_edge=False, header_style="bold dim")
+    for name in ("rank", *(["place"] if has_places else []), "records", "steps", "behind"):
+        shown.add_column(name, justify="left" if name == "place" else "right")
+    for row in rows:
+        steps = f"{row['first_step']:,} to {row['last_step']:,}" if row["records"] else "none"
+        behind = f"{row['behind']:,} steps" if row["behind"] else ""
+        place = [Text(plain(row["place"]), style="cyan")] if has_places else []
+        cells = (f"{row['records']:,}", steps, Text(behind, style="yellow"))
+        shown.add_row(str(row["rank"]), *place, *cells)
+    return shown

@@ -1,0 +1,86 @@
+"""Compare the ranks of a live session while their records arrive."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from tensortap.live.server import Server
+
+if TYPE_CHECKING:
+    from tensortap.alerts import Alert
+    from tensortap.rooms.ranks.findings import RankFinding
+    from tensortap.table.table import Table
+
+log = logging.getLogger("tensortap")
+
+_INTERVAL = 1.0  # seconds
+_SHARE = 0.05  # of the time of a processor
+_NEVER = -(1 << 62)  # before all steps
+_MOST_RECORDS = 1 << 18  # that are compared; they take up to 200 MB
+
+
+class RankWatch:
+    """Raises alerts in a live session about ranks that disagree with the others or are behind.
+
+    A thread of its own runs `rank_findings` over the newest records, once there is a second rank.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._table: Table | None = None
+        self._is_complete = False  # whether all that has arrived was compared
+        self._reported: dict[tuple[object, ...], int] = {}  # rule, ranks and name → last step
+
+    def start(self) -> None:
+        """Compare until the server is closed."""
+        threading.Thread(target=self._run, name="tensortap-ranks", daemon=True).start()
+
+    def poll(self) -> list[Alert]:
+        """Compare what has arrived, and write an alert into the history for each new finding."""
+        if not any(client.info.rank for client in list(self._server.clients.values())):
+            return []
+        # late: most sessions have one rank, and these import NumPy and Arrow
+        from tensortap.alerts import record_of
+        from tensortap.rooms.ranks.findings import COMPARED, rank_findings, ranks_behind
+        from tensortap.table.sources import RecentRecords
+        from tensortap.table.table import Table
+
+        if self._table is None:
+            recent = RecentRecords(self._server.history, COMPARED, _MOST_RECORDS)
+            self._table, has_grown = Table(recent.open), True
+        else:
+            has_grown = self._table.refresh()
+        now = time.time_ns()
+        if has_grown or not self._is_complete:
+            # if nothing more comes, what is missing of the newest steps does not come either
+            self._is_complete = not has_grown
+            found = rank_findings(self._table, settled=has_grown, now_ns=now)
+        else:
+            found = ranks_behind(self._table, now)
+        alerts = [finding.alert for finding in found if self._is_new(finding)]
+        self._server.history.write([record_of(alert, seq=0, time_ns=now) for alert in alerts])
+        for alert in alerts:
+            log.warning("tensortap: %s", alert)
+        return alerts
+
+    def _is_new(self, finding: RankFinding) -> bool:
+        """Return whether a finding is no continuation of one that was reported."""
+        key = finding.rule, finding.ranks, finding.name if finding.rule == "replicas" else ""
+        before = self._reported.get(key, _NEVER)
+        self._reported[key] = max(before, finding.last_step)
+        return finding.step > before
+
+    def _run(self) -> None:
+        pause = _INTERVAL
+        while self._server.alive:
+            time.sleep(pause)
+            start = time.thread_time()  # a busy machine is no reason to look less often
+            try:
+                self.poll()
+            except Exception:
+                log.exception("tensortap: ranks are no longer compared")
+                return
+            pause = max(_INTERVAL, (time.thread_time() - start) / _SHARE)

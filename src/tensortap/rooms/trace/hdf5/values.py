@@ -1,0 +1,201 @@
+"""Values as HDF5 stores them, and back.
+
+HDF5 has integers, float16 to float64, complex numbers and texts. Any other dtype is stored as
+unsigned integers of its size, bit for bit, with its name in the attribute ``tensortap_dtype``:
+bfloat16 as uint16, float8 as uint8, times as int64.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensortap.core.dtypes import DTYPES, itemsize, numpy_dtype
+from tensortap.core.errors import CaptureError, TensortapError
+from tensortap.core.record import Number, TensorData, Value
+from tensortap.core.values import leaves
+from tensortap.values.rebuild import rebuild
+from tensortap.values.snapshot import borrow
+from tensortap.values.view import as_numpy
+
+Array = NDArray[Any]
+_NATIVE = frozenset(row.name for row in DTYPES.values() if row.numpy == row.name)
+_SWAPPED = re.compile(r">[iufc]\d+")
+_INTEGERS = frozenset(name for name in _NATIVE if DTYPES[name].kind in ("int", "uint"))
+_PYTHON: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
+
+
+class StoredValue(NamedTuple):
+    """A value as it is stored: an array of a dtype that HDF5 has, or a text."""
+
+    dtype: str
+    framework: str
+    content: Array | str
+
+
+def stored_value(
+    value: Any, float_dtype: str | None = None, int_dtype: str | None = None
+) -> StoredValue:
+    """Return a value as it will be stored, without copying its memory if possible.
+
+    >>> stored_value(2.5)
+    StoredValue(dtype='float64', framework='python', content=array(2.5))
+    """
+    node = value if isinstance(value, (TensorData, Number)) else borrow(value)
+    if isinstance(node, str):
+        if "\0" in node:
+            raise TensortapError("HDF5 cannot store a text that contains NUL")
+        return StoredValue("str", "python", node)
+    name, framework, array = _array(node, value)
+    wanted = int_dtype if name in _INTEGERS else float_dtype if _is_float(name) else None
+    if wanted is not None and wanted != name:
+        array = _converted(array, name, wanted)
+        name = wanted
+    return StoredValue(name, framework, array.view(stored_dtype(name)))
+
+
+def can_store(leaf: Any) -> bool:
+    """Return whether HDF5 can store a leaf of a record.
+
+    >>> can_store("a"), can_store("\\0"), can_store(Number("int", "1" + "0" * 30))
+    (True, False, False)
+    """
+    if isinstance(leaf, str):
+        return "\0" not in leaf
+    if isinstance(leaf, Number):
+        return leaf.kind == "complex"
+    return isinstance(leaf, (TensorData, *_PYTHON))
+
+
+def leaves_of(value: Any) -> list[tuple[str, Any]]:
+    """Return the tensors, numbers and texts in a container with their paths; [] if it has others.
+
+    >>> leaves_of({"a": [1, 2.5]}), leaves_of([None]), leaves_of(3)
+    ([('[a][0]', 1), ('[a][1]', 2.5)], [], [])
+    """
+    if not isinstance(value, (dict, list, tuple)) and not dataclasses.is_dataclass(value):
+        return []
+    try:
+        found = list(leaves(borrow(value), key=str))
+    except CaptureError:
+        return []
+    return found if all(can_store(leaf) for _, leaf in found) else []
+
+
+def _array(node: Value, value: Any) -> tuple[str, str, Array]:
+    if isinstance(node, TensorData):
+        return node.dtype, node.framework, as_numpy(node)
+    if isinstance(node, Number) and node.kind == "complex":
+        return "complex128", "python", np.array(complex(*node.parts), np.complex128)
+    name = _PYTHON.get(type(node))
+    if name is not None:
+        return name, "python", np.array(node, name)
+    if isinstance(node, Number):
+        raise TensortapError("HDF5 cannot store an integer of more than 64 bits")
+    raise TensortapError(
+        f"HDF5 stores tensors, numbers and texts, not a {type(value).__name__}: trace its parts, "
+        f"or convert it in an earlier callback"
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _is_float(name: str) -> bool:
+    # packed dtypes, and those that this ml_dtypes does not have, are only bits for NumPy
+    row = DTYPES.get(name)
+    return row is not None and row.kind == "float" and numpy_dtype(name).name == name
+
+
+def check_dtype(given: Any, option: str) -> str:
+    """Return the name of a dtype of NumPy or torch; raise if it does not fit the option.
+
+    >>> check_dtype("float16", "float_dtype"), check_dtype(np.float32, "float_dtype")
+    ('float16', 'float32')
+    """
+    name = given if isinstance(given, str) else _dtype_name(given)
+    if option == "float_dtype":
+        known = _is_float(name)
+    else:
+        known = name in _INTEGERS and (option == "int_dtype" or name.startswith("int"))
+    if not known:
+        example = "'float16', 'float32' or 'bfloat16'" if option == "float_dtype" else "'int32'"
+        raise TensortapError(f"{option} must be the name of a dtype, like {example}, got {given!r}")
+    return name
+
+
+def _dtype_name(given: Any) -> str:
+    if type(given).__module__.partition(".")[0] == "torch":
+        return str(given).removeprefix("torch.")
+    try:
+        return str(np.dtype(given).name)
+    except TypeError:
+        return ""
+
+
+def _converted(array: Array, name: str, wanted: str) -> Array:
+    target = numpy_dtype(wanted)
+    if name in _INTEGERS and array.size:
+        limits, low, high = np.iinfo(target), int(array.min()), int(array.max())
+        if low < limits.min or high > limits.max:
+            raise TensortapError(f"int_dtype={wanted!r} cannot hold values from {low} to {high}")
+    with np.errstate(all="ignore"):  # the user chose the dtype: too large values become infinite
+        return array.astype(target)
+
+
+def stored_dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype in the file for a dtype of tensors.
+
+    >>> stored_dtype("float32"), stored_dtype("bfloat16"), stored_dtype("float8_e4m3fn")
+    (dtype('float32'), dtype('uint16'), dtype('uint8'))
+    """
+    if name in _NATIVE or _SWAPPED.fullmatch(name):
+        return np.dtype(name)
+    size = itemsize(name)
+    if size == 8:  # times
+        return np.dtype(np.int64)
+    return np.dtype(f"u{size}" if size in (1, 2, 4) else f"V{size}")
+
+
+def value_of(array: Array, dtype: str, framework: str) -> Any:
+    """Return the value that was stored, with its original type."""
+    array = np.asarray(array, order="C")
+    if framework == "python":
+        return array.view(numpy_dtype(dtype)).item()
+    return rebuild(TensorData(framework, dtype, array.shape, array.tobytes()))
+
+
+def integers(item: Any, dtype: str) -> Array:
+    """Return an iteration or a rank, or nested lists of them, as an array padded with -1.
+
+    >>> integers([[0, 1], [2]], "int64").tolist()
+    [[0, 1], [2, -1]]
+    """
+    try:
+        if not isinstance(item, (list, tuple)):
+            return np.array(item, dtype)
+    except OverflowError:
+        raise TensortapError(f"iteration_dtype={dtype!r} cannot hold {item}") from None
+    parts = [integers(part, dtype) for part in item]
+    if len({part.ndim for part in parts}) > 1:
+        raise TensortapError("iterations and ranks must be nested equally deep in their lists")
+    shape = np.max([part.shape for part in parts], axis=0) if parts else ()
+    array = np.full((len(parts), *shape), -1, dtype)
+    for i, part in enumerate(parts):
+        corner: Any = (i, *map(slice, part.shape))
+        array[corner] = part
+    return array
+
+
+def lists(array: Array) -> Any:
+    """Return the nested lists that `integers` made an array of.
+
+    >>> lists(integers([[0, 1], [2]], "int64"))
+    [[0, 1], [2]]
+    """
+    if array.ndim == 0:
+        return int(array)
+    return [lists(part) for part in array if (part != -1).any()]

@@ -1,0 +1,454 @@
+"""Values of many iterations in one HDF5 file: one group per path, one row per value.
+
+    /forward.x/values        one row per value
+    /forward.x/iterations    the iteration of every row (a list of them for stacked values)
+    /forward.x/ranks         the rank of every row, likewise
+    /forward.x/shapes        if sizes differ: the shape of every row
+    /forward.x/offsets       if values are ragged: row i is values[offsets[i]:offsets[i + 1]]
+
+A group is named after its path; ``/``, ``%`` and characters that HDF5 does not allow are
+percent-encoded as in a URL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import math
+import os
+import urllib.parse
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensortap.core.errors import MissingExtra, TensortapError
+from tensortap.core.files import file_mode
+from tensortap.rooms.trace.hdf5.values import (
+    Array,
+    StoredValue,
+    check_dtype,
+    integers,
+    leaves_of,
+    stored_value,
+)
+
+_SMALL_CHUNK = 32 << 10  # bytes; rows smaller than this share a chunk
+_LARGEST_CHUNK = 16 << 20
+
+
+def import_h5py() -> Any:
+    """Return the module h5py; raise MissingExtra if it is not installed."""
+    try:
+        import h5py
+    except ImportError:
+        raise MissingExtra("HDF5 needs h5py: pip install 'tensortap[hdf5]'") from None
+    return h5py
+
+
+class Mismatch(TensortapError):
+    """A value whose dtype or number of dimensions differs from the dataset of its path."""
+
+
+@dataclass(frozen=True, slots=True)
+class HDF5Options:
+    """Storage options of values; raises TensortapError for options that cannot be."""
+
+    compression: str | int | None = None
+    compression_opts: Any = None
+    shuffle: bool = False
+    chunks: int | None = None  # rows per chunk
+    float_dtype: Any = None
+    int_dtype: Any = None
+    iteration_dtype: Any = "int64"
+    ragged: bool = False
+
+    def __post_init__(self) -> None:
+        h5py = import_h5py()
+        for name in ("float_dtype", "int_dtype", "iteration_dtype"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, check_dtype(getattr(self, name), name))
+        if self.chunks is not None and self.chunks < 1:
+            raise TensortapError(f"chunks must be at least 1, got {self.chunks}")
+        if self.compression is None and self.compression_opts is not None:
+            raise TensortapError(
+                f"compression_opts={self.compression_opts!r} needs compression=, such as 'gzip'"
+            )
+        try:
+            with h5py.File("check", "w", driver="core", backing_store=False) as file:
+                file.create_dataset("x", (1,), chunks=(1,), dtype="u1", **self.filters())
+        except (TypeError, ValueError) as error:
+            raise TensortapError(
+                f"compression={self.compression!r}, compression_opts={self.compression_opts!r}, "
+                f"shuffle={self.shuffle!r}: {error}"
+            ) from None
+
+    def filters(self) -> dict[str, Any]:
+        """Return the arguments for h5py's `create_dataset`."""
+        filters: dict[str, Any] = {"shuffle": self.shuffle}
+        if self.compression is not None:
+            filters |= {"compression": self.compression, "compression_opts": self.compression_opts}
+        return filters
+
+
+@functools.lru_cache(maxsize=4096)
+def link_name(path: str) -> str:
+    """Return the name of a path's group.
+
+    >>> link_name("blocks.0.forward.q"), link_name("a/b"), path_of("a%2Fb")
+    ('blocks.0.forward.q', 'a%2Fb', 'a/b')
+    """
+    if path in ("", "."):  # for HDF5 "" is no name, and "." is the group itself
+        return "%2E" if path else "%"
+    return "".join(c if _is_plain(c) else _escaped(c) for c in path)
+
+
+def _is_plain(c: str) -> bool:
+    return c not in "/%\0" and not 0xD800 <= ord(c) < 0xE000
+
+
+def _escaped(c: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in c.encode("utf-8", "surrogatepass"))
+
+
+def path_of(link: str) -> str:
+    """Return the path of the group with this name."""
+    return "" if link == "%" else urllib.parse.unquote(link, errors="surrogatepass")
+
+
+# -- rows ------------------------------------------------------------------------------------
+
+
+def chunk_of(row: tuple[int, ...], itemsize: int, rows: int | None) -> tuple[int, ...]:
+    """Return the shape of chunks for rows of a shape: whole rows, unless they are huge.
+
+    >>> chunk_of((128, 128), 4, None), chunk_of((), 8, None)
+    ((1, 128, 128), (1024,))
+    """
+    sizes = [max(1, size) for size in row]
+    for axis in range(len(sizes)):
+        while math.prod(sizes) * itemsize > _LARGEST_CHUNK and sizes[axis] > 1:
+            sizes[axis] = -(-sizes[axis] // 2)
+    nbytes = math.prod(sizes) * itemsize
+    if rows is None:
+        rows = max(1, min(1024, _SMALL_CHUNK // nbytes))
+    return (max(1, min(rows, _LARGEST_CHUNK // nbytes)), *sizes)
+
+
+def _create_rows(
+    group: Any,
+    name: str,
+    dtype: Any,
+    row: tuple[int, ...],
+    *,
+    fill: Any = None,
+    options: HDF5Options | None = None,
+) -> Any:
+    """Create a dataset without rows; they have this shape until a larger one comes."""
+    dtype = np.dtype(dtype)
+    return group.create_dataset(
+        name, shape=(0, *row), maxshape=(None,) * (1 + len(row)), dtype=dtype, fillvalue=fill,
+        chunks=chunk_of(row, dtype.itemsize, options.chunks if options else None),
+        **(options.filters() if options else {}),
+    )  # fmt: skip
+
+
+def _write_rows(data: Any, start: int, rows: Sequence[Array]) -> None:
+    """Write rows from `start` on; the dataset ends behind them and grows where they are larger.
+
+    Through h5py's low-level interface: the other one takes longer than copying a row of 64 KiB.
+    """
+    same = len(rows) > 1 and len({row.shape for row in rows}) == 1
+    for block in [np.stack(rows)] if same else [row[np.newaxis] for row in rows]:
+        _write_block(data, start, block)
+        start += len(block)
+
+
+def _write_block(data: Any, start: int, block: Array) -> None:
+    from h5py import h5s
+
+    shape = (start + len(block), *map(max, data.shape[1:], block.shape[1:]))
+    data.id.set_extent(shape)
+    if block.size:
+        space = h5s.create_simple(shape)
+        space.select_hyperslab((start, *[0] * (block.ndim - 1)), block.shape)
+        data.id.write(h5s.create_simple(block.shape), space, np.ascontiguousarray(block))
+
+
+class _PathGroup:
+    """The group of a path: its values, and columns with the iteration and rank of each.
+
+    ``padded`` values have one row each; a second dataset keeps their shapes as soon as two of them
+    differ. ``ragged`` values lie end to end, and two datasets keep where each begins, and its
+    shape. ``texts`` have one row each. The columns are written last, by `settle`, and count the
+    values: what an earlier call has not finished is overwritten.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._kind = str(group.attrs["tensortap_kind"])
+        self._values = group["values"]
+        self._dtype = str(self._values.attrs["tensortap_dtype"])
+        self._columns = {n: group[n] for n in str(group.attrs["tensortap_beside"]).split()}
+        self._shapes, self._offsets = group.get("shapes"), group.get("offsets")
+        self._settled = self._count = min(map(len, self._columns.values()))
+        self._waiting: list[Mapping[str, Any]] = []
+        self._dimensions: int = self._values.ndim - 1
+        self._chunk: int = math.prod(self._values.chunks) * self._values.dtype.itemsize
+
+    @classmethod
+    def create(
+        cls,
+        parent: Any,
+        link: str,
+        value: StoredValue,
+        columns: Mapping[str, Any],
+        options: HDF5Options,
+    ) -> _PathGroup:
+        from h5py import string_dtype
+
+        group = parent.create_group(link)
+        kind, like = "padded", value.content
+        if isinstance(like, str):
+            kind = "texts"
+            # without compression: HDF5 stores texts of variable length outside of the chunks
+            chunks = (options.chunks or 256,)
+            group.create_dataset("values", (0,), string_dtype(), maxshape=(None,), chunks=chunks)
+        elif options.ragged:
+            kind = "ragged"
+            # `options.chunks` counts rows, but here a row of the dataset is one element
+            chunks = (max(1, 2 * _SMALL_CHUNK // like.dtype.itemsize),)
+            group.create_dataset(
+                "values", (0,), like.dtype, maxshape=(None,), chunks=chunks, **options.filters()
+            )
+            _write_rows(_create_rows(group, "offsets", "int64", ()), 0, [np.array(0, np.int64)])
+            _create_rows(group, "shapes", "int64", (like.ndim,), fill=-1)
+        else:
+            _create_rows(group, "values", like.dtype, like.shape, options=options)
+        for name, array in columns.items():
+            _create_rows(group, name, array.dtype, array.shape, fill=-1)
+        group.attrs["tensortap_kind"] = kind
+        group.attrs["tensortap_beside"] = " ".join(columns)
+        group["values"].attrs["tensortap_dtype"] = value.dtype
+        group["values"].attrs["tensortap_framework"] = value.framework
+        return cls(group)
+
+    def check(self, value: StoredValue, columns: Mapping[str, Any]) -> None:
+        """Raise Mismatch if a value does not fit."""
+        if value.dtype != self._dtype:
+            hint = ": float_dtype=, int_dtype= or an earlier callback can convert them"
+            if "str" in (value.dtype, self._dtype):
+                hint = ""
+            raise Mismatch(f"the dataset holds {self._dtype}, this value is {value.dtype}{hint}")
+        expected, dimensions = self._dimensions, np.ndim(value.content)
+        if self._kind == "padded" and dimensions != expected:
+            raise Mismatch(
+                f"the dataset has rows of {expected} dimensions, this value has {dimensions}: "
+                "ragged=True stores both"
+            )
+        for name, array in columns.items():
+            if name not in self._columns or array.ndim != self._columns[name].ndim - 1:
+                raise Mismatch(f"its {name} are nested differently from those in the file")
+
+    def size_of(self, values: Sequence[Any]) -> int:
+        """Return how many bytes values take at most, without what HDF5 needs to find them."""
+        sizes: list[int] = [4 * len(v) if isinstance(v, str) else v.nbytes for v in values]
+        return 2 * sum(size + self._chunk for size in sizes)  # chunks at the border are partly used
+
+    def extend(self, values: Sequence[Any], columns: Sequence[Mapping[str, Any]]) -> None:
+        """Append values, which `check` has accepted, with their columns."""
+        if self._kind == "padded":
+            self._pad(values)
+        elif self._kind == "ragged":
+            self._join(values)
+        else:
+            self._values.resize(self._count + len(values), axis=0)
+            self._values[self._count :] = list(values)
+        self._waiting += columns
+        self._count += len(values)
+
+    def settle(self) -> None:
+        """Write the columns of the values since the last time: many cost as much as one."""
+        if self._waiting:
+            for name, data in self._columns.items():
+                _write_rows(data, self._settled, [each[name] for each in self._waiting])
+            self._settled, self._waiting = self._count, []
+
+    def _pad(self, arrays: Sequence[Array]) -> None:
+        row = self._values.shape[1:] if self._count else arrays[0].shape
+        if self._shapes is None and any(array.shape != row for array in arrays):
+            self._shapes = _create_rows(self._group, "shapes", "int64", (len(row),), fill=-1)
+            _write_rows(self._shapes, 0, [np.array(row, np.int64)] * self._count)
+        if self._shapes is not None:
+            shapes = [np.array(array.shape, np.int64) for array in arrays]
+            _write_rows(self._shapes, self._count, shapes)
+        _write_rows(self._values, self._count, arrays)
+
+    def _join(self, arrays: Sequence[Array]) -> None:
+        start = int(self._offsets[self._count])
+        ends = start + np.cumsum([array.size for array in arrays], dtype=np.int64)
+        _write_block(self._values, start, np.concatenate([array.reshape(-1) for array in arrays]))
+        _write_rows(self._offsets, self._count + 1, list(ends))
+        shapes = [np.array(array.shape, np.int64) for array in arrays]
+        _write_rows(self._shapes, self._count, shapes)
+
+
+# -- the file --------------------------------------------------------------------------------
+
+
+class HDF5Writer:
+    """An HDF5 file that grows; what was appended before `flush` returns survives a kill.
+
+    In h5py's default format, and without its SWMR mode: both a newer format and SWMR mark the file
+    as open, and after a kill nobody can open it without removing the mark.
+    `exists` says what to do with an existing file: "refuse", "keep" or "replace".
+    """
+
+    def __init__(self, path: Path, exists: str, options: HDF5Options) -> None:
+        h5py = import_h5py()
+        self.path = path
+        self.options = options
+        self._groups: dict[str, _PathGroup] = {}
+        self._owner = os.getpid()
+        if exists == "replace":
+            path.unlink(missing_ok=True)
+        is_new = exists != "keep" or not path.exists()
+        if is_new:
+            try:
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, file_mode()))
+            except FileExistsError:
+                raise file_exists(path) from None
+        elif any(path.samefile(other.path) for other in _open_writers):
+            raise _is_written(path)  # HDF5 itself opens a file twice in one process
+        try:
+            self.file = h5py.File(path, "w" if is_new else "r+")
+        except BlockingIOError:
+            raise _is_written(path) from None
+        if is_new:
+            self.file.attrs["tensortap_format"] = 1
+        elif "tensortap_format" not in self.file.attrs:
+            self.file.close()
+            raise TensortapError(
+                f"{path} was not written by tensortap: choose another name, or exists='replace'"
+            )
+        _open_writers.add(self)
+        self.flush()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the file is open, and not by the process of which this is a fork."""
+        return bool(self.file) and os.getpid() == self._owner
+
+    def append(self, path: str, value: Any, columns: Mapping[str, Any]) -> None:
+        """Append one value, to another group if it does not fit to those before.
+
+        The other groups are named ``path%~1``, ``path%~2`` …, which is the name of no path.
+        """
+        link = link_name(path)
+        for part in itertools.count(1):
+            failed = self._extend(link, [value], [columns])
+            if not failed:
+                return
+            if not isinstance(failed[0], Mismatch):
+                raise failed[0]
+            link = f"{link_name(path)}%~{part}"
+
+    def extend(
+        self, path: str, values: Sequence[Any], columns: Sequence[Mapping[str, Any]]
+    ) -> dict[int, TensortapError]:
+        """Append values with their columns; return the errors of those that do not fit.
+
+        Each tensor, number and text in a container goes to a group of its own: ``path[key]``.
+        """
+        whole: list[int] = []
+        failed: dict[int, TensortapError] = {}
+        for i, value in enumerate(values):
+            leaves = leaves_of(value)
+            if not leaves:
+                whole.append(i)
+            for place, leaf in leaves:
+                for error in self._extend(link_name(path + place), [leaf], [columns[i]]).values():
+                    failed[i] = error
+        if whole:
+            errors = self._extend(
+                link_name(path), [values[i] for i in whole], [columns[i] for i in whole]
+            )
+            failed.update({whole[i]: error for i, error in errors.items()})
+        return dict(sorted(failed.items()))
+
+    def _extend(
+        self, link: str, values: Sequence[Any], columns: Sequence[Mapping[str, Any]]
+    ) -> dict[int, TensortapError]:
+        options = self.options
+        failed: dict[int, TensortapError] = {}
+        fitting: list[tuple[StoredValue, dict[str, Any]]] = []
+        group = self._groups.get(link)
+        if group is None and link in self.file:
+            group = self._groups[link] = _PathGroup(self.file[link])
+        for i, (value, known) in enumerate(zip(values, columns, strict=True)):
+            try:
+                stored = stored_value(value, options.float_dtype, options.int_dtype)
+                row = {k: integers(v, options.iteration_dtype) for k, v in known.items()}
+                if group is None:
+                    self._reserve(0)
+                    group = _PathGroup.create(self.file, link, stored, row, options)
+                    self._groups[link] = group
+                group.check(stored, row)
+            except TensortapError as error:
+                failed[i] = error
+            else:
+                fitting.append((stored, row))
+        if group is not None and fitting:
+            contents = [stored.content for stored, _ in fitting]
+            self._reserve(group.size_of(contents))
+            group.extend(contents, [row for _, row in fitting])
+        return failed
+
+    def _reserve(self, nbytes: int) -> None:
+        """Raise OSError if the disk is full, before HDF5 fails: it cannot close the file then."""
+        fd, end = self.file.id.get_vfd_handle(), self.file.id.get_filesize()
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, end, nbytes + (1 << 20))  # and room for what finds the values
+
+    def flush(self) -> None:
+        """Make everything appended so far part of the file."""
+        if self.is_ours:
+            for group in self._groups.values():
+                group.settle()
+            self.file.flush()
+            os.ftruncate(self.file.id.get_vfd_handle(), self.file.id.get_filesize())
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        if self.is_ours:
+            self.flush()
+            self.file.close()
+        _open_writers.discard(self)
+
+
+_open_writers: weakref.WeakSet[HDF5Writer] = weakref.WeakSet()
+
+
+def _flush_before_fork() -> None:
+    """Leave nothing to write in a child: its end would make HDF5 write it over the parent's."""
+    for writer in list(_open_writers):
+        with contextlib.suppress(Exception):
+            writer.flush()
+
+
+os.register_at_fork(before=_flush_before_fork)
+
+
+def file_exists(path: Path) -> TensortapError:
+    """Return the error for a file that must not exist."""
+    return TensortapError(
+        f"{path} already exists: exists='keep' appends to it, exists='replace' replaces it"
+    )
+
+
+def _is_written(path: Path) -> TensortapError:
+    return TensortapError(f"{path} is already being written by this or another program")

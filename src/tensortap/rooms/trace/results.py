@@ -1,0 +1,119 @@
+"""Results of a tracer: lists of values with their iterations, ranks and orders."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from tensortap.core.errors import TensortapError
+from tensortap.rooms.trace.copies import expanded
+from tensortap.rooms.trace.paths import nearest
+from tensortap.values.registry import loaded_frameworks
+
+
+class Iteration(NamedTuple):
+    """The number of a call within its mode, its number over both modes, and the mode."""
+
+    number: int
+    call: int
+    mode: str
+
+
+_T = TypeVar("_T")
+
+
+class TracedValues(msgspec.Struct, Generic[_T], array_like=True):
+    """Values of one path, each with its iteration, its rank and its order.
+
+    The order counts the bindings of a name within one call. For values that a callback has
+    stacked, each entry is a list.
+    """
+
+    values: list[_T] = []
+    iterations: list[Any] = []
+    ranks: list[Any] = []
+    orders: list[Any] = []
+
+    def extend(self, other: TracedValues[_T]) -> None:
+        self.values += other.values
+        self.iterations += other.iterations
+        self.ranks += other.ranks
+        self.orders += other.orders
+
+    def align_orders(self, values: list[Any], iterations: list[Any]) -> None:
+        """Adapt the orders to a callback that has changed the other lists, given their old state.
+
+        A value that the callback has added gets order -1. Raises if the lists differ in length.
+        """
+        if len(self.values) == 1 and self.iterations == [iterations]:  # they were stacked
+            self.orders[:] = [list(self.orders)]
+        elif len(self.values) != len(values):
+            remaining = zip(values, self.orders, strict=False)
+            self.orders[:] = [
+                next((order for one, order in remaining if one is value), -1)
+                for value in self.values
+            ]
+        lengths = len(self.values), len(self.iterations), len(self.ranks)
+        if len(set(lengths)) > 1:
+            raise TensortapError(
+                "it has left {} values, {} iterations and {} ranks; it must change all three "
+                "lists alike".format(*lengths)
+            )
+
+
+class PendingValues(TracedValues[Any], array_like=True):
+    """Values that wait to be gathered, each with the call of the model that it belongs to."""
+
+    calls: list[int] = []
+
+    def expanded(self) -> TracedValues[Any]:
+        """Return all values as users see them; small tensors wait in a compact form."""
+        self.values[:] = [expanded(one) for one in self.values]
+        return self
+
+    def take_before(self, boundary: int | None) -> TracedValues[Any]:
+        """Remove and return the values of calls before `boundary` (None: all values)."""
+        self.expanded()
+        taken = [boundary is None or call < boundary for call in self.calls]
+        result = TracedValues[Any]()
+        for name in ("values", "iterations", "ranks", "orders", "calls"):
+            column = getattr(self, name)
+            getattr(result, name, []).extend(itertools.compress(column, taken))
+            column[:] = itertools.compress(column, [not one for one in taken])
+        return result
+
+
+class TraceResults(dict[str, TracedValues[Any]]):
+    """Traced values by path."""
+
+    def __missing__(self, path: str) -> TracedValues[Any]:
+        raise KeyError(f"nothing was traced as {path!r}; {nearest(path, self)}")
+
+
+def stack_padded_tensors(
+    name: str, values: list[Any], iterations: list[Any], ranks: list[Any], *, fill: float = 0
+) -> None:
+    """Replace the values by one: stacked along a new first dimension, padded to the largest.
+
+    Padding is zeros, or `fill` (``functools.partial(tap.stack_padded_tensors, fill=math.nan)``).
+    Numbers become a tensor, too. Text and other values stay as they are. The iterations and ranks
+    of the stacked values become one list each, so that ``iterations[0][i]`` belongs to
+    ``values[0][i]``.
+
+    >>> import numpy as np
+    >>> values, iterations, ranks = [np.ones(2), np.ones(3)], [4, 5], [0, 0]
+    >>> stack_padded_tensors("forward.x", values, iterations, ranks)
+    >>> values, iterations, ranks
+    ([array([[1., 1., 0.],
+             [1., 1., 1.]])], [[4, 5]], [[0, 0]])
+    """
+    if not values:
+        return
+    stacks = (each.stack(name, values, fill) for each in loaded_frameworks())
+    stacked = next((each for each in stacks if each is not None), None)
+    if stacked is not None:
+        values[:] = [stacked]
+        iterations[:] = [list(iterations)]
+        ranks[:] = [list(ranks)]

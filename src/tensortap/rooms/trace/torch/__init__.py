@@ -1,0 +1,1 @@
+"""What `trace` needs to know about torch models."""

@@ -1,0 +1,273 @@
+"""`trace`: any local variable of any method or function, gathered over ranks on request."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tensortap.capture.pipeline import pipeline
+from tensortap.core.errors import TensortapError
+from tensortap.rooms.trace import instrument
+from tensortap.rooms.trace.collect import Callback, TraceOptions, ValueCollector
+from tensortap.rooms.trace.functions import NoSource
+from tensortap.rooms.trace.listener import IN_GRAPH, FunctionListener, IterationCounter
+from tensortap.rooms.trace.paths import ANY, MANY, join, parse
+from tensortap.rooms.trace.resolve import LocalProbe, Resolver, TracedFunction, items
+from tensortap.rooms.trace.results import TraceResults
+from tensortap.rooms.track.observing import ModelTracing
+from tensortap.values.registry import loaded_frameworks
+
+log = logging.getLogger("tensortap")
+
+
+class Tracer:
+    """Local variables that are being traced; made by `trace`, used in a ``with`` statement."""
+
+    def __init__(self, target: Any, paths: Sequence[str], options: TraceOptions) -> None:
+        self.target = target
+        self.paths = tuple(paths)
+        self.options = options
+        self._segments = {path: parse(path) for path in self.paths}
+        self._collector = ValueCollector(options)
+        self._counter = IterationCounter(options.every, options.mode, options.gathering_interval)
+        self._listeners: list[FunctionListener] = []
+        self._patterns: dict[LocalProbe, str] = {}  # the path that each probe comes from
+        self._reported: set[str] = set()
+        self._hooks = contextlib.ExitStack()
+
+    def __enter__(self) -> Tracer:
+        if self._collector.active:
+            raise RuntimeError("this tracer is already entered: leave it first, or make another")
+        target, resolver = _resolver(self.target)
+        probes = self._resolve(resolver)
+        paths = [probe.label for probe in self._patterns if not probe.inside]
+        self._check_compiled(probes)
+        _active.add(self._collector)
+        try:
+            self._collector.begin(paths)
+            self._listen(probes)
+            self._watch_root(target)
+        except BaseException:
+            self._stop()
+            self._collector.disconnect()
+            raise
+        return self
+
+    def _resolve(self, resolver: Resolver) -> dict[TracedFunction, list[LocalProbe]]:
+        """Return the probes of each function that the paths stand for."""
+        by_function: dict[TracedFunction, list[LocalProbe]] = {}
+        known: set[tuple[TracedFunction, tuple[str, ...], tuple[str, ...]]] = set()
+        self._patterns = {}
+        for path, segments in self._segments.items():
+            probes, reason = resolver.resolve(segments)
+            if not probes:
+                self._report(path, f"nothing is traced as {path!r}: {reason}")
+            for probe in probes:
+                key = (probe.traced, probe.path, probe.inside)
+                if key not in known:  # else an earlier path stands for it as well
+                    known.add(key)
+                    self._patterns[probe] = path
+                    by_function.setdefault(probe.traced, []).append(probe)
+        for traced in list(by_function):  # a helper is traced only while its caller runs
+            caller = traced.caller
+            while caller is not None:
+                by_function.setdefault(caller, [])
+                caller = caller.caller
+        return by_function
+
+    def _check_compiled(self, probes: Iterable[TracedFunction]) -> None:
+        """Raise if a module is compiled: nothing is traced inside graphs."""
+        models = _model_tracing()
+        compiled = () if models is None else models.compiled(self.target)
+        for traced in probes:
+            if id(traced.this) in compiled:
+                raise TensortapError(f"cannot trace {traced.label!r}: its module {IN_GRAPH}")
+
+    def _listen(self, probes: Mapping[TracedFunction, list[LocalProbe]]) -> None:
+        last_only = self.options.rebind == "last"
+        listeners = {
+            traced: FunctionListener(traced, own, self._collector, self._counter, last_only)
+            for traced, own in probes.items()
+        }
+        for traced, listener in listeners.items():
+            if traced.caller is not None:
+                listener.caller = listeners[traced.caller]
+                listener.caller.exits = True
+        for traced, listener in listeners.items():
+            try:
+                instrument.listen(traced.function, traced.this, listener, listener.spec())
+            except NoSource as error:
+                self._report_no_source(listener, error)
+            else:
+                self._listeners.append(listener)
+        instrument.clear_cache()
+
+    def _report_no_source(self, listener: FunctionListener, error: NoSource) -> None:
+        """Raise if a path names the function; log if it was found by a wildcard."""
+        for probe in listener.probes:
+            path = probe.label
+            name = listener.traced.function.__qualname__
+            message = f"cannot trace {path!r}: the source of {name} is needed, but {error}"
+            pattern = self._segments[self._patterns[probe]]
+            if ANY not in pattern and MANY not in pattern:
+                raise NoSource(message) from None
+            self._report(path, message)
+
+    def _watch_root(self, target: Any) -> None:
+        models = _model_tracing()
+        if models is None or not models.is_model(target) or models.closed(target) is not None:
+            return  # it takes no hooks
+        for one in self._listeners:
+            mine = one.traced.this is target
+            one.outside_forward = mine and one.traced.path not in ((), ("forward",))
+        self._counter.model = target
+        self._counter.in_backward = models.in_backward
+        outside = any(one.outside_forward for one in self._listeners)
+        forward = [one for one in self._listeners if one.traced.path == ("forward",)]
+        if forward and not outside:
+            forward[0].counts_model = True  # it is told of every call anyway
+        else:
+            end = self._counter.end if outside else None
+            self._hooks.enter_context(models.hook_root(target, self._begin_iteration, end))
+
+    def _begin_iteration(self, model: Any) -> None:
+        if self._collector.active and pipeline.enabled:
+            self._collector.gather_before(self._counter.begin(model.training))
+
+    def __exit__(self, *error: object) -> None:
+        raised = bool(error) and error[0] is not None
+        self._stop()
+        try:
+            self._collector.finish(raised)
+            self._report_empty_probes()
+            self._collector.raise_errors()
+        except Exception:
+            if not raised:  # else the user's exception goes first
+                raise
+            log.exception("tensortap: error while ending a trace")
+        finally:
+            self._listeners = []
+
+    def _stop(self) -> None:
+        self._collector.active = False
+        _active.discard(self._collector)
+        for one in self._listeners:
+            instrument.unlisten(one.traced.function, one)
+        self._hooks.close()
+
+    @property
+    def results(self) -> TraceResults:
+        """Path → `values`, `iterations`, `ranks` and `orders`, aligned.
+
+        While the tracer is entered: what has been gathered, or without an interval everything.
+        """
+        return self._collector.results
+
+    def _report(self, path: str, message: str) -> None:
+        """Log a message about a path once."""
+        if path not in self._reported:
+            self._reported.add(path)
+            log.warning("tensortap: %s", message)
+
+    def _report_empty_probes(self) -> None:
+        """Log which paths got no value and why, once for all that one pattern stands for."""
+        groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        for listener in self._listeners:
+            for probe, reason in listener.empty_probes():
+                path = probe.label
+                gathered = self._collector.gathered_paths
+                if any(one == path or one.startswith(f"{path}.") for one in gathered):
+                    continue  # another rank has a value
+                pattern = self._patterns[probe]
+                alike = reason.replace(listener.traced.label, "")
+                whole_path = join((*probe.path, *probe.inside))
+                groups.setdefault((pattern, alike), []).append((whole_path, reason))
+        for (pattern, _), ((path, reason), *others) in groups.items():
+            more = f" (the same for {len(others)} more paths of {pattern!r})" if others else ""
+            self._report(path, f"no value was kept for {path!r}: {reason}{more}")
+
+
+_active: weakref.WeakSet[ValueCollector] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for collector in list(_active):
+        collector.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _model_tracing() -> ModelTracing | None:
+    """Return what a framework that the user has imported offers for tracing models."""
+    offers = (framework.tracing() for framework in loaded_frameworks())
+    return next((offer for offer in offers if offer is not None), None)
+
+
+def _resolver(target: Any) -> tuple[Any, Resolver]:
+    models = _model_tracing()
+    if models is None:
+        return target, Resolver(target, items)
+    if not models.is_model(target):
+        return target, Resolver(target, items, closed=models.closed)
+    target = models.model_inside(target)
+    children = functools.partial(models.children, others=items)
+    return target, Resolver(target, children, models.is_common, models.closed)
+
+
+def trace(
+    target: Any,
+    paths: str | Sequence[str] | Mapping[str, Mapping[str, Any] | None],
+    *,
+    every: int = 1,
+    gathering_interval: int | None = None,
+    rebind: str = "all",
+    changed: bool = True,
+    mode: str = "both",
+    pre_save_callbacks: Iterable[Callback] = (),
+    pre_gather_callbacks: Iterable[Callback] = (),
+    post_gather_callbacks: Iterable[Callback] = (),
+    post_trace_callbacks: Iterable[Callback] = (),
+    group: Any = None,
+    results: bool = True,
+) -> Tracer:
+    """Trace local variables: ``with tap.trace(model, ["blocks.*.forward.scores"]) as tracer: …``.
+
+    `target` is a model, any object, or a function. A path consists of modules, a function, a
+    name in it, and attributes, keys and indices of its value; a function or module alone stands
+    for what it returns. ``*`` stands for one segment, ``**`` for any number.
+
+    `every` selects each n-th iteration (call of the model), `rebind` "all" bindings of a name
+    within a call or only the "last", `mode` "train", "eval" or "both". `changed` skips a value
+    that equals the last one kept. Every `gathering_interval` iterations, the values of all ranks
+    are gathered to rank 0 of `group`. `results=False` keeps no values in memory, only in the
+    open run or the live session. Callbacks before a value is kept are called as
+    ``f(name, value)`` and return what to keep, or None; callbacks before and after gathering and
+    at the end are called as ``f(name, values, iterations, ranks)`` and change the lists. `paths`
+    may be a dict with callbacks of single paths, which are called instead of the general ones:
+    ``{"forward.x": {"post_gather_callbacks": [mean]}, "forward": None}``.
+
+    >>> def mean(xs):
+    ...     total = sum(xs)
+    ...     return total / len(xs)
+    >>> with trace(mean, ["total", "return"]) as tracer:
+    ...     _ = mean([1.0, 2.0])
+    >>> tracer.results["total"].values, tracer.results["return"].values
+    ([3.0], [1.5])
+    """
+    options = TraceOptions(
+        every, gathering_interval, rebind, changed, mode, pre_save_callbacks, pre_gather_callbacks,
+        post_gather_callbacks, post_trace_callbacks, group, results,
+        dict(paths) if isinstance(paths, Mapping) else {},
+    ).checked()  # fmt: skip
+    if not isinstance(paths, Iterable):
+        raise TypeError(f"paths must be a path like 'forward.x' or several, got {paths!r:.80}")
+    paths = [paths] if isinstance(paths, str) else list(paths)
+    if not paths:
+        raise ValueError("paths must not be empty: name what to trace, like 'blocks.*.forward.x'")
+    return Tracer(target, paths, options)

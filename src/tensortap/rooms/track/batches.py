@@ -1,0 +1,151 @@
+"""Tensors that a tracker observes together: summarized by one call, recorded as columns."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tensortap import values as frameworks
+from tensortap.capture.pipeline import pipeline
+from tensortap.core import ranks
+from tensortap.core.record import Record
+from tensortap.rooms.track.observing import Observed
+from tensortap.stats import summarize
+from tensortap.stats.columns import (
+    Memory,
+    RecordColumns,
+    SummaryColumns,
+    summarize_many,
+    summarize_tensors,
+)
+
+_now = time.perf_counter_ns
+
+ObservedTensor = tuple[Observed, Any]
+"""A tensor after its description."""
+
+
+def summarize_together(
+    found: Sequence[ObservedTensor],
+    take: Callable[[Sequence[ObservedTensor], SummaryColumns], None],
+    take_one: Callable[[Observed, Any], object],
+) -> None:
+    """Summarize tensors in memory together and hand them to `take`; the others to `take_one`."""
+    if not found:
+        return
+    start = _now()
+    columns = summarize_tensors([value for _, value in found])
+    if columns is not None:
+        take(found, columns)
+        pipeline.ledger.track(_now() - start, len(found))
+        return
+    memories = [memory_of(value) for _, value in found]
+    pairs = itertools.groupby(
+        zip(found, memories, strict=True), key=lambda pair: pair[1] is not None
+    )
+    for in_memory, group in pairs:
+        batch, places = zip(*group, strict=True)
+        if in_memory:
+            take(batch, summarize_many(list(places)))
+            pipeline.ledger.track(_now() - start, len(batch))
+        else:
+            for observed, value in batch:
+                try:
+                    take_one(observed, value)
+                except Exception as error:
+                    pipeline.fault(observed.name, error)
+        start = _now()
+
+
+def memory_of(value: Any) -> Memory | None:
+    """Return where the kernel finds the elements of a tensor; None for the general way."""
+    try:
+        return frameworks.memory_of(value)
+    except Exception:  # the general way raises again, and its error gets the name
+        return None
+
+
+class ColumnMaker:
+    """Makes columns of records; what stays the same from step to step comes from a cache."""
+
+    def __init__(self, head_of: Callable[[Observed], Record]) -> None:
+        self._head_of = head_of
+        self._heads: dict[tuple[str, str, int], tuple[Observed, Record]] = {}
+        self._tuples: dict[int, tuple[Record, ...]] = {}  # by the identity of the first head
+
+    def columns(
+        self,
+        found: Iterable[Observed],
+        stats: SummaryColumns,
+        step: int,
+        times: Sequence[int] | None = None,
+    ) -> RecordColumns:
+        """Return the records of tensors as columns; without `times`, all were observed now."""
+        heads = self._all_heads(found)
+        next_seq = pipeline.next_seq
+        seqs = [next_seq() for _ in heads]
+        times = [time.time_ns()] * len(heads) if times is None else times
+        return RecordColumns(heads, step, seqs, *ranks.rank_and_world_size(), times, stats)
+
+    def _all_heads(self, found: Iterable[Observed]) -> tuple[Record, ...]:
+        heads = tuple([self._head(observed) for observed in found])
+        known = self._tuples.get(id(heads[0]))
+        if known == heads:
+            return known
+        if len(self._tuples) > 64:
+            self._tuples.clear()
+        self._tuples[id(heads[0])] = heads
+        return heads
+
+    def _head(self, observed: Observed) -> Record:
+        key = observed.kind, observed.name, observed.call
+        known = self._heads.get(key)
+        if known is None or (known[0] is not observed and known[0] != observed):
+            known = self._heads[key] = observed, self._head_of(observed)
+        return known[1]
+
+
+class ObservedBatch:
+    """Tensors that hooks observe one after the other: summarized at once, recorded together.
+
+    They are handed over at the end of a step, when somebody asks for records, and after a
+    quarter of a second.
+    """
+
+    def __init__(self, maker: ColumnMaker, send: Callable[[RecordColumns], None]) -> None:
+        self._maker = maker
+        self._send = send
+        self.summaries = summarize.kernel.SummaryBatch()
+        self._lock = threading.RLock()  # another thread may ask for records during training
+
+    def add(self, observed: Observed, memory: Memory, step: int, start: int) -> None:
+        """Summarize a tensor; `start` is when the hook began, by `time.perf_counter_ns`."""
+        if step != self.summaries.step:
+            self._begin(step)
+        self.summaries.add(observed, start, *memory)
+        if self.summaries.due:
+            self.hand_over()
+
+    def _begin(self, step: int) -> None:
+        with self._lock:
+            self.hand_over()
+            self.summaries.step = step
+
+    def hand_over(self) -> None:
+        """Send the records of all tensors so far."""
+        if not len(self.summaries):
+            return
+        with self._lock:
+            found, times, spent, columns = self.summaries.take()
+            if not found:
+                return
+            pipeline.ledger.track(spent, len(found))
+            try:
+                stats = SummaryColumns(*columns)
+                self._send(self._maker.columns(found, stats, self.summaries.step, times))
+            except Exception as error:
+                for observed in found:  # each of them counts as dropped
+                    pipeline.fault(observed.name, error)

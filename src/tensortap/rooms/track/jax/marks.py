@@ -1,0 +1,196 @@
+"""Marks on values inside JAX functions: an identity operation that survives transformations.
+
+`mark` returns its argument. In the traced program it labels an activation, and once the program
+is differentiated also the gradient of that activation. `tensortap.rooms.track.jax.harvest` turns
+marks into outputs. Two kinds of marks go to their `Collector` instead: those on concrete values,
+and those that a harvest cannot reach (in the body of a `while_loop`, or in a function that JAX
+compiles on its own), which compile to a callback with the statistics.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from tensortap.core.record import Kind
+from tensortap.stats.packed import layout
+from tensortap.values.jax.device_stats import can_reduce, pack
+from tensortap.values.jax.runs import call_back, manual_axes
+from tensortap.values.protocol import CompiledRun
+
+_ONE_DEVICE = CompiledRun()
+
+
+@dataclass(frozen=True, slots=True)
+class ValueMark:
+    """The label of an activation or of its gradient, which share `uid`.
+
+    `activation` and `gradient` say which of the two are wanted, `axes` over which axes of devices
+    the code is mapped.
+    """
+
+    kind: Kind
+    name: str
+    type: str
+    uid: int
+    activation: bool
+    gradient: bool
+    collector: Collector
+    axes: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the labeled value itself is to be observed."""
+        return self.gradient if self.kind is Kind.GRADIENT else self.activation
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedValue:
+    """A mark, and the dtype and shape of its value.
+
+    `loops` are the lengths of enclosing scans, `run` says on which of several devices it was made.
+    """
+
+    mark: ValueMark
+    dtype: str
+    shape: tuple[int, ...]
+    loops: tuple[int, ...] = ()
+    run: CompiledRun = _ONE_DEVICE
+
+    @property
+    def calls(self) -> int:
+        """Number of times that the value is computed: once per iteration."""
+        return math.prod(self.loops)
+
+    @property
+    def words(self) -> int:
+        """Size of the statistics of all calls, in words."""
+        return self.calls * self.size
+
+    @property
+    def size(self) -> int:
+        """Size of the statistics of one call, in words."""
+        return layout(self.dtype).words
+
+
+class Collector:
+    """Takes the packed statistics of marks that are no outputs of a program.
+
+    `unseen` maps names to what could not be observed, or not without side effects, and why.
+    """
+
+    def __init__(self) -> None:
+        self.unseen: dict[str, str] = {}
+        self.eager: list[tuple[MarkedValue, Any]] = []
+        self.called_back: list[tuple[MarkedValue, Any]] = []
+        self.callbacks = 0  # marks that were compiled to callbacks
+        self.modules = 0  # calls of modules that were traced or run
+        self._lock = threading.Lock()
+
+    def note(self, name: str, reason: str) -> None:
+        """Note what the user should know about a name."""
+        known = self.unseen.get(name)
+        if known is None or reason not in known:
+            self.unseen[name] = reason if known is None else f"{known}; {reason}"
+
+    def call_back(self, value: MarkedValue, words: Any, run: CompiledRun | None) -> None:
+        """Take the statistics that compiled code calls back with, in any thread."""
+        if run is not None and run.devices > 1:
+            value = replace(value, run=run)
+        with self._lock:
+            self.called_back.append((value, np.asarray(words)))
+
+    def taken(self) -> tuple[list[tuple[MarkedValue, Any]], list[tuple[MarkedValue, Any]]]:
+        """Return what eager and what compiled code has delivered since the last time."""
+        with self._lock:
+            eager, self.eager = self.eager, []
+            called_back, self.called_back = self.called_back, []
+        return eager, called_back
+
+
+_uids = itertools.count()
+
+value_p = Primitive("tensortap_value")
+tangent_p = Primitive("tensortap_tangent")
+
+
+def output_mark(
+    name: str,
+    cls: str,
+    activation: bool,
+    gradient: bool,
+    collector: Collector,
+    kind: Kind = Kind.ACTIVATION,
+) -> ValueMark:
+    """Return a label for a module's output; differentiation labels its gradient as well."""
+    axes = tuple(manual_axes().items())
+    return ValueMark(kind, name, cls, next(_uids), activation, gradient, collector, axes)
+
+
+def mark(x: Any, label: ValueMark) -> Any:
+    """Return `x`, marked."""
+    return value_p.bind(x, mark=label)
+
+
+def can_observe(x: Any, label: ValueMark) -> bool:
+    """Return whether a marked value is wanted and has statistics; note if it has none."""
+    if label.wanted and not can_reduce(x.dtype):
+        label.collector.note(label.name, f"no statistics for dtype {x.dtype}")
+        return False
+    return label.wanted
+
+
+_pack: Callable[[Any], jax.Array] = jax.jit(pack)
+
+
+def _on_concrete(x: Any, *, mark: ValueMark) -> Any:
+    if can_observe(x, mark):
+        value = MarkedValue(mark, x.dtype.name, tuple(x.shape))
+        mark.collector.eager.append((value, _pack(x)))
+    return x
+
+
+value_p.def_impl(_on_concrete)
+value_p.def_abstract_eval(lambda x, *, mark: x)
+tangent_p.def_impl(lambda x, *, mark: x)
+tangent_p.def_abstract_eval(lambda x, *, mark: x)
+
+
+def _jvp(primals: Any, tangents: Any, *, mark: ValueMark) -> Any:
+    (x,), (t,) = primals, tangents
+    if mark.gradient and type(t) is not ad.Zero:
+        t = tangent_p.bind(t, mark=mark)
+    return value_p.bind(x, mark=mark), t
+
+
+def _transpose(ct: Any, x: Any, *, mark: ValueMark) -> Any:
+    if type(ct) is ad.Zero:
+        return (ct,)
+    return (value_p.bind(ct, mark=replace(mark, kind=Kind.GRADIENT)),)
+
+
+def _with_callback(x: Any, *, mark: ValueMark) -> Any:
+    if can_observe(x, mark):
+        mark.collector.callbacks += 1
+        value = MarkedValue(mark, x.dtype.name, tuple(x.shape))
+        taken = functools.partial(mark.collector.call_back, value)
+        call_back(taken, pack(x), dict(mark.axes), like=x)
+    return x
+
+
+ad.primitive_jvps[value_p] = _jvp
+ad.deflinear2(tangent_p, _transpose)
+batching.defvectorized(value_p)
+batching.defvectorized(tangent_p)
+mlir.register_lowering(value_p, mlir.lower_fun(_with_callback, multiple_results=False))
+mlir.register_lowering(tangent_p, lambda ctx, x, *, mark: [x])

@@ -1,0 +1,237 @@
+"""Tracking of a JAX program: what is computed inside its functions, and its states."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensortap.core.record import Kind
+from tensortap.rooms.track.jax.intercept import Intercept
+from tensortap.rooms.track.jax.modules import Wants, haiku_name, key_name
+from tensortap.rooms.track.observing import Observed, TrackObserver
+from tensortap.stats.packed import layout
+from tensortap.values.jax.adapter import Deferred
+from tensortap.values.jax.device_stats import Observation, can_reduce, pack, summary_at
+
+NO_MODULES = (
+    "no activations or gradients: it called no module of Flax, Equinox, Penzai or Haiku; "
+    "tap.catch captures values in it"
+)
+Path = tuple[str, ...]
+
+
+class JaxTracking:
+    """Observes intercepted functions, and parameters, optimizer state and gradients."""
+
+    def __init__(self, model_state: Any, optimizer_state: Any, observer: TrackObserver) -> None:
+        if observer.analyses is not None:
+            raise ValueError("analyses need a torch model: steps of JAX programs are not analyzed")
+        self.observer = observer
+        self._like = model_state
+        self._intercept = Intercept(observer.wants, observer.fault)
+        self._calls: dict[tuple[Kind, str], int] = {}
+        # the arguments of `step`, in this order
+        self._states = [
+            name
+            for name, kind, given in (
+                ("model_state", Kind.WEIGHT, model_state is not None),
+                ("optimizer_state", Kind.OPTIMISER_STATE, optimizer_state is not None),
+                ("grads", Kind.WEIGHT_GRADIENT, True),
+            )
+            if kind in observer.kinds and given
+        ]
+
+    def attach(self) -> None:
+        """Observe the initial weights; functions are observed only when `intercept` calls them."""
+        # in later steps, those of the step before are known
+        if not self.observer.capturing or self.observer.step_number != 0:
+            return
+        try:
+            for seen, pending, array in observe_trees(self.observer.wants, self._like):
+                seen = seen._replace(tags={"initial": "1"})
+                self.observer.add(seen, None, pending, array, step=-1)
+        except Exception as error:
+            self.observer.fault("initial weights", error)
+
+    def detach(self) -> None:
+        """Do nothing: there are no hooks."""
+
+    def intercept(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the results of a function and record what its modules compute."""
+        if not self.observer.capturing:
+            return function(*args, **kwargs)
+        results, observations = self._intercept(function, *args, **kwargs)
+        try:
+            calls = dict(self._calls)
+            for seen, pending, _ in observations:
+                key = seen.kind, seen.name
+                call = seen.call + self._calls.get(key, 0)
+                calls[key] = max(calls.get(key, 0), call + 1)
+                self.observer.add(seen._replace(call=call), None, pending)
+            self._calls = calls
+            self.observer.unseen.update(self._intercept.unseen)
+            outputs = {Kind.ACTIVATION, Kind.GRADIENT} & set(self.observer.kinds)
+            if outputs and not self._intercept.has_modules:
+                self.observer.unseen.setdefault(
+                    getattr(function, "__name__", "function"), NO_MODULES
+                )
+            self.observer.remarks.update(self._intercept.remarks)
+        except Exception as error:
+            self.observer.fault(getattr(function, "__name__", "intercept"), error)
+        return results
+
+    def end_step(self, *states: Any, **named: Any) -> None:
+        """Record the states after a step."""
+        if len(states) > len(self._states):
+            expected = ", ".join(self._states) or "no states"
+            raise TypeError(f"tracker.step takes {expected} here, and metrics as keyword arguments")
+        given = {**dict(zip(self._states, states, strict=False)), **named}
+        unknown = set(given) - set(self._states)
+        if unknown:
+            raise TypeError(f"{', '.join(unknown)} is not tracked")
+        self._calls.clear()
+        if not self.observer.capturing or not given:
+            return
+        observations = observe_trees(
+            self.observer.wants,
+            given.get("model_state"),
+            given.get("optimizer_state"),
+            given.get("grads"),
+            like=self._like,
+        )
+        with jax.transfer_guard("allow"):  # the user's guard is not meant for us
+            for seen, pending, array in observations:
+                self.observer.add(seen, None, pending, array)
+
+
+# -- trees of parameters, gradients and optimizer state --------------------------------------
+
+
+def observe_trees(
+    wants: Wants,
+    params: Any = None,
+    optimizer_state: Any = None,
+    grads: Any = None,
+    *,
+    like: Any = None,
+) -> list[Observation]:
+    """Return the observations of all leaves, with the statistics of all in one computation.
+
+    `like` are parameters that name the optimizer's state if `params` are not given.
+    """
+    wanted = list(_leaves(wants, params, optimizer_state, grads, like=like))
+    if not wanted:
+        return []
+    with jax.transfer_guard("allow"):  # the user's guard is not meant for us
+        packed = _pack_all([array for _, array in wanted])
+    vector, start = Deferred(packed, packed.nbytes), 0
+    observations = []
+    for seen, array in wanted:
+        summary = summary_at(vector, start, seen.dtype, seen.shape)
+        observations.append(Observation(seen, summary, array))
+        start += layout(seen.dtype).words
+    return observations
+
+
+def _leaves(
+    wants: Wants,
+    params: Any = None,
+    optimizer_state: Any = None,
+    grads: Any = None,
+    *,
+    like: Any = None,
+) -> Iterator[tuple[Observed, Any]]:
+    """Yield the arrays of the trees that are wanted, with their names."""
+    leaves: list[tuple[Kind, str, dict[str, str], Any]] = []
+    for kind, tree in ((Kind.WEIGHT, params), (Kind.WEIGHT_GRADIENT, grads)):
+        leaves += [(kind, parameter_name(path), {}, array) for path, array in arrays_of(tree)]
+    if optimizer_state is not None:
+        known = params if params is not None else like if like is not None else grads
+        parameters = {_without_collection(path) for path, _ in arrays_of(known)}
+        for path, array in arrays_of(optimizer_state):
+            name, part = state_name(path, parameters)
+            tags = {"state": part, "parameter": name}
+            leaves.append((Kind.OPTIMISER_STATE, f"{name}.{part}", tags, array))
+    for kind, name, tags, array in leaves:
+        if wants(kind, name):
+            # as inside a jitted function
+            dtype = jax.dtypes.canonicalize_dtype(jax.dtypes.result_type(array)).name
+            yield Observed(name, kind, 0, "", dtype, tuple(np.shape(array)), None, tags), array
+
+
+_pack_all = jax.jit(lambda arrays: jnp.concatenate([pack(jnp.asarray(x)) for x in arrays]))
+
+
+_paths: dict[Any, list[Path]] = {}  # by tree structure
+
+
+def arrays_of(tree: Any) -> list[tuple[Path, Any]]:
+    """Return the arrays of a tree with their paths, without leaves that are no arrays.
+
+    >>> arrays_of({"params": {"Dense_0": {"bias": 0.5}}})
+    [(('params', 'Dense_0', 'bias'), 0.5)]
+    """
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    paths = _paths.get(structure)
+    if paths is None:
+        keyed = jax.tree_util.tree_flatten_with_path(tree)[0]
+        paths = [_path(key_name(key) for key in keys) for keys, _ in keyed]
+        if len(_paths) >= 64:  # a program may use a new structure in every step
+            _paths.clear()
+        _paths[structure] = paths
+    return [pair for pair in zip(paths, leaves, strict=True) if _is_array(pair[1])]
+
+
+def _path(keys: Iterable[str]) -> Path:
+    path = tuple(map(haiku_name, keys) if "haiku" in sys.modules else keys)
+    # a NamedArray and a variable of nnx or Penzai hold their array under these keys
+    for key in ("data_array", "value"):
+        path = path[:-1] if len(path) > 1 and path[-1] == key else path
+    return path
+
+
+def _is_array(leaf: Any) -> bool:
+    if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
+        if isinstance(leaf, jax.Array) and leaf.is_deleted():  # donated to the next step
+            return False
+        return isinstance(leaf.dtype, np.dtype) and can_reduce(leaf.dtype)
+    return isinstance(leaf, (bool, int, float))
+
+
+def _without_collection(path: Path) -> Path:
+    return path[1:] if len(path) > 1 and path[0] == "params" else path
+
+
+def parameter_name(path: Path) -> str:
+    """Return the name of a parameter: its path without the ``params`` collection of Flax.
+
+    >>> parameter_name(("params", "Dense_0", "kernel"))
+    'Dense_0.kernel'
+    """
+    return ".".join(_without_collection(path))
+
+
+def state_name(path: Path, parameters: set[Path]) -> tuple[str, str]:
+    """Return the parameter that a leaf of an optimizer's state belongs to, and its entry.
+
+    However optax transformations are chained, the state of a parameter is stored under the path
+    of that parameter. Other leaves, such as step counters, go under ``optimizer`` and their path.
+
+    >>> state_name(("0", "mu", "params", "Dense_0", "kernel"), {("Dense_0", "kernel")})
+    ('Dense_0.kernel', 'mu')
+    >>> state_name(("0", "count"), {("Dense_0", "kernel")})
+    ('optimizer.0', 'count')
+    """
+    for start in range(len(path)):
+        if path[start:] in parameters:
+            above = path[:start]
+            if above and above[-1] == "params":
+                above = above[:-1]
+            words = [word for word in above if not word.isdigit()]
+            return ".".join(path[start:]), words[-1] if words else "state"
+    return ".".join(("optimizer", *path[:-1])), path[-1] if path else "state"

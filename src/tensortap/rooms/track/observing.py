@@ -1,0 +1,342 @@
+"""The interface between hooks and the observer that they report to.
+
+Hooks of a framework get an observer handed in. They know no pipeline, no sink and no options: the
+observer says what to capture, takes it, and takes the errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from tensortap.core.record import Kind, Shard, Summary
+from tensortap.rooms.health.analyzing import StepListener
+from tensortap.rooms.health.step_facts import StepFacts
+
+if TYPE_CHECKING:
+    from tensortap.stats.columns import Memory
+    from tensortap.values.protocol import PendingSummary
+
+_DEPTH = 20
+
+
+class Observed(NamedTuple):
+    """A tensor that a hook has seen: everything but its values."""
+
+    name: str
+    kind: Kind
+    call: int = 0
+    type: str = ""
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    shard: Shard | None = None
+    tags: dict[str, str] = {}  # noqa: RUF012  never changed
+
+
+Explain = Callable[[Summary], dict[str, str]]
+"""Returns tags that say where a tensor that is not finite was made; see `origins` of torch."""
+
+
+class TensorBatch(Protocol):
+    """Takes tensors in memory one after the other, and makes their records together."""
+
+    @property
+    def summaries(self) -> Any:
+        """Return the statistics so far: a `SummaryBatch` of the kernel, which hooks in C add to."""
+
+    def add(self, observed: Observed, memory: Memory, step: int, start: int) -> None:
+        """Take a tensor; `start` is when the hook began, by `time.perf_counter_ns`."""
+
+    def hand_over(self) -> None:
+        """Send the records of all tensors so far."""
+
+
+class HookObserver(Protocol):
+    """Whoever hooks observe for."""
+
+    only_training: bool
+    """Whether to ignore models in ``eval()`` mode."""
+
+    explains: bool
+    """True if hooks look for the origin of values that are not finite."""
+
+    inputs: bool
+    """True if the tensors that modules are called with are captured, too."""
+
+    unseen: dict[str, str]
+    """Names that cannot be observed, or not without a side effect, and why; hooks add to it."""
+
+    @property
+    def batch(self) -> TensorBatch | None:
+        """Return what takes tensors of which nothing but statistics is captured, if anything."""
+
+    @property
+    def kinds(self) -> Collection[Kind]:
+        """Return the kinds of records to capture."""
+
+    @property
+    def active(self) -> bool:
+        """Return whether observing has begun and not ended."""
+
+    @property
+    def capturing(self) -> bool:
+        """Return whether to capture now: this step is selected and capturing is enabled."""
+
+    @property
+    def step_number(self) -> int:
+        """Return the current training step."""
+
+    def wants(self, kind: Kind, name: str) -> bool:
+        """Return whether a name of a kind is selected."""
+
+    def observe(
+        self,
+        observed: Observed,
+        value: Any,
+        step: int | None = None,
+        stats: Summary | None = None,
+        explain: Explain | None = None,
+    ) -> Summary | None:
+        """Take a tensor, with its statistics if they are known; return them if they are."""
+
+    def fault(self, name: str, error: Exception) -> object:
+        """Take an error of a hook; hooks must not raise in the user's program."""
+
+
+class TrackObserver(HookObserver, Protocol):
+    """The observer of `track`."""
+
+    remarks: dict[str, str]
+    """Notes for the user on observed names, by name, such as extra costs."""
+
+    skipped: Callable[[], bool]
+    """Whether the optimizer skipped the last step; hooks on an optimizer replace it."""
+
+    def observe_all(self, found: Sequence[tuple[Observed, Any]], step: int | None = None) -> None:
+        """Take tensors that are observed together; `step` unless they are of the current one."""
+
+    def add(
+        self,
+        observed: Observed,
+        stats: Summary | None,
+        later: PendingSummary | None = None,
+        value: Any = None,
+        step: int | None = None,
+        explain: Explain | None = None,
+    ) -> None:
+        """Take statistics that are known, or that a device is still computing.
+
+        `explain` is called if those of a device turn out not to be finite.
+        """
+
+    @property
+    def analyses(self) -> StepListener | None:
+        """Return who analyzes the steps, if anybody."""
+
+    checks_steps: bool
+    """True if rules want to know what each step does."""
+
+    def check_step(self, facts: StepFacts) -> None:
+        """Take what the current step did."""
+
+
+class WatchObserver(HookObserver, Protocol):
+    """The observer of `watch`, which limits the rate per name."""
+
+    def due(self, name: str, kind: Kind) -> bool:
+        """Return whether a record of this name and kind is due now."""
+
+    def place(self, name: str, again: bool = False) -> tuple[int, int]:
+        """Return the step and the call of a name; `again`: those of the last call."""
+
+
+class Hooks(Protocol):
+    """Hooks on a model, a parameter or a tensor of the user."""
+
+    def attach(self) -> None:
+        """Install the hooks."""
+
+    def detach(self) -> None:
+        """Remove every hook."""
+
+
+class TrackHooks(Hooks, Protocol):
+    """Hooks that observe a model step by step."""
+
+    def end_step(self, *states: Any, **named: Any) -> None:
+        """Observe what exists at the end of a step: weights, gradients, optimizer state."""
+
+
+class Probe(NamedTuple):
+    """A name that can be watched, or the reason why it cannot.
+
+    `output` and `gradient` say whether hooks saw them. `in_place` says that a later operation
+    overwrites the output: a hook sees it before, code after the model does not.
+    """
+
+    name: str
+    type: str
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    output: bool = False
+    gradient: bool = False
+    in_place: bool = False
+    note: str = ""
+
+
+class ModelTracing(Protocol):
+    """Knowledge that `trace` needs about the models of a framework; a module may be one."""
+
+    def is_model(self, target: object) -> bool:
+        """Return whether a target is a model."""
+
+    def model_inside(self, module: Any) -> Any:
+        """Return the model inside all wrappers."""
+
+    def children(self, owner: Any, others: Callable[[Any], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return the modules in a module; `others` lists those in other objects."""
+
+    def is_common(self, cls: type, name: str) -> bool:
+        """Return whether a method is the framework's own, which nobody wants to trace."""
+
+    def closed(self, owner: Any) -> str | None:
+        """Return why the functions of an object cannot be traced; None if they can."""
+
+    def in_backward(self) -> bool:
+        """Return whether a backward pass is running in this thread."""
+
+    def hook_root(
+        self,
+        module: Any,
+        begin: Callable[[Any], None],
+        end: Callable[[], None] | None,
+    ) -> contextlib.ExitStack:
+        """Call `begin` before each call of the traced model and `end` after it, until closed."""
+
+    def compiled(self, target: Any) -> Collection[int]:
+        """Return the ids of the modules of a target that run inside compiled graphs."""
+
+
+class RankChannel(Protocol):
+    """A connection of every rank of a group to the first one."""
+
+    is_first: bool
+    others: list[int]
+    """All ranks but the first."""
+
+    def quiet(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which the user's modes do not see what is sent."""
+
+    def on_host(self, value: Any) -> Any:
+        """Return a tensor in the memory of the host; any other value as it is."""
+
+    def send(self, data: bytes | memoryview) -> None:
+        """Send bytes to the first rank."""
+
+    def receive(self, rank: int, size: int) -> memoryview:
+        """Receive this many bytes."""
+
+    def close(self) -> None:
+        """Disconnect."""
+
+
+class RankStore(Protocol):
+    """Bytes under keys that all ranks share; nothing here waits for another rank."""
+
+    rank: int
+    ranks: tuple[int, ...]
+
+    def put(self, key: str, data: bytes) -> None:
+        """Store bytes."""
+
+    def get(self, keys: Sequence[str]) -> list[bytes] | None:
+        """Return what is stored under these keys; None if one of them is missing."""
+
+    def delete(self, key: str) -> None:
+        """Delete a key, if it exists."""
+
+
+def map_tensors(
+    value: Any, tensor: type, function: Callable[[str, Any], Any], path: str = "", depth: int = 0
+) -> Any:
+    """Return the value with `function` applied to each tensor in it and its path.
+
+    Containers with a tensor that changes are copied; everything else stays as it is.
+
+    >>> map_tensors({"a": (1.5, "b")}, float, lambda path, x: f"{path} {x}")
+    {'a': ('[a][0] 1.5', 'b')}
+    """
+    if isinstance(value, tensor):
+        return function(path, value)
+    if value is None or isinstance(value, (str, bytes, int, float)) or depth > _DEPTH:
+        return value
+
+    def changed(key: Any, item: Any) -> Any:
+        return map_tensors(item, tensor, function, f"{path}[{key}]", depth + 1)
+
+    if isinstance(value, Mapping):
+        found = {key: changed(key, item) for key, item in value.items()}
+        if all(found[key] is item for key, item in value.items()):
+            return value
+        copied: Any = copy.copy(value)
+        for key, item in found.items():
+            copied[key] = item
+        return copied
+    if isinstance(value, (list, tuple)):
+        names = getattr(value, "_fields", range(len(value)))
+        items = [changed(key, item) for key, item in zip(names, value, strict=False)]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        copied = copy.copy(value)
+        for field in dataclasses.fields(value):
+            item = getattr(value, field.name, None)
+            if (new := changed(field.name, item)) is not item:
+                object.__setattr__(copied, field.name, new)
+        return copied
+    return value
+
+
+def inputs_of(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], tensor: type
+) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors that a module is called with; the path continues the module's name.
+
+    >>> list(inputs_of((1.5,), {"mask": (2.5, 3.5)}, float))
+    [('.input[0]', 1.5), ('.input[mask][0]', 2.5), ('.input[mask][1]', 3.5)]
+    """
+    return tensors_in({**dict(enumerate(args)), **kwargs}, tensor, ".input")
+
+
+def never_skipped() -> bool:
+    """Return that no step was skipped, as without an optimizer."""
+    return False
+
+
+def tensors_in(
+    value: Any, tensor: type | tuple[type, ...], path: str = "", depth: int = 0
+) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors in the output of a module, each with its path; ignore everything else.
+
+    >>> list(tensors_in({"a": (1.5, [2.5])}, float))
+    [('[a][0]', 1.5), ('[a][1][0]', 2.5)]
+    """
+    if isinstance(value, tensor):
+        yield path, value
+    elif value is None or isinstance(value, (str, bytes, int, float)) or depth > _DEPTH:
+        return
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from tensors_in(item, tensor, f"{path}[{key}]", depth + 1)
+    elif isinstance(value, (list, tuple)):
+        names = getattr(value, "_fields", range(len(value)))
+        for key, item in zip(names, value, strict=False):
+            yield from tensors_in(item, tensor, f"{path}[{key}]", depth + 1)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            item = getattr(value, field.name, None)
+            yield from tensors_in(item, tensor, f"{path}[{field.name}]", depth + 1)

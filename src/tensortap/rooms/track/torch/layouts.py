@@ -1,0 +1,111 @@
+"""Find which part of the whole each tensor of a tensor-parallel model is.
+
+A parallel layer computes a DTensor and hands on its local tensor, so the layout is known only
+before its own output hook has run. Modules that follow keep the layout of their input if they keep
+its shape. Every other value has the placement ``"?"``: compare must not take it for a whole.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+
+from tensortap.core.record import Shard
+from tensortap.rooms.track.observing import tensors_in
+from tensortap.values.torch.meshes import tensor_mesh
+from tensortap.values.torch.shards import shard_of
+
+UNKNOWN = "?"
+
+
+class KnownLayout(NamedTuple):
+    """A tensor of this step and the part that it is."""
+
+    tensor: Any  # a weak reference
+    shard: Shard
+
+
+class Layouts:
+    """The layouts of the outputs of one model; `mesh` is empty if it is not tensor parallel."""
+
+    def __init__(self, root: torch.nn.Module) -> None:
+        self.mesh, self._batch = tensor_mesh(root)
+        self._computed: dict[str, Any] = {}  # DTensors, until the module's last hook
+        self._known: dict[int, KnownLayout] = {}
+
+    def end_step(self) -> None:
+        """Forget the tensors of the step."""
+        self._known.clear()
+
+    def computed(self, name: str, output: Any) -> None:
+        """Take the output of a parallel layer before the layer's own hook makes it local."""
+        if hasattr(output, "device_mesh"):
+            self._computed[name] = output.detach()
+
+    def of(
+        self, name: str, module: torch.nn.Module, tensor: torch.Tensor, inputs: Any
+    ) -> tuple[Shard | None, dict[str, str]]:
+        """Return which part an output of a module is, if that is known, and its tags."""
+        if not self.mesh or hasattr(tensor, "device_mesh"):
+            return None, {}
+        whole = self._computed.pop(name, None)
+        shard = self._shard(tensor) if whole is None else _inferred(whole, tensor)
+        if shard is None and whole is None:
+            found = (self._shard(each) for _, each in tensors_in(inputs, torch.Tensor)
+                     if each.shape == tensor.shape)  # fmt: skip
+            shard = next((each for each in found if each is not None), _of_columns(module, tensor))
+        if shard is not None:
+            self._known[id(tensor)] = KnownLayout(weakref.ref(tensor), shard)
+        return self._placed(shard)
+
+    def of_input(self, tensor: torch.Tensor) -> tuple[Shard | None, dict[str, str]]:
+        """Return which part a tensor is that a module is called with, and its tags."""
+        if not self.mesh or hasattr(tensor, "device_mesh"):
+            return None, {}
+        return self._placed(self._shard(tensor))
+
+    def _placed(self, shard: Shard | None) -> tuple[Shard | None, dict[str, str]]:
+        placements = UNKNOWN if shard is None else " ".join(shard.placements)
+        return shard, {"placements": placements, "mesh": self.mesh, "batch": self._batch}
+
+    def _shard(self, tensor: torch.Tensor) -> Shard | None:
+        known = self._known.get(id(tensor))
+        return known.shard if known is not None and known.tensor() is tensor else None
+
+
+def _of_columns(module: torch.nn.Module, output: torch.Tensor) -> Shard | None:
+    """Return which columns of its output a layer computed from a local weight; None if unclear.
+
+    Libraries that unwrap the weight themselves hand on no DTensor.
+    """
+    weight: Any = getattr(module, "weight", None)
+    if not isinstance(module, torch.nn.Linear) or not hasattr(weight, "device_mesh"):
+        return None
+    rows = shard_of(weight, tuple(weight.placements))
+    with torch.no_grad():
+        here = weight.to_local().shape
+    columns, size = weight.shape[0], output.ndim - 1
+    if here[1] != weight.shape[1] or here[0] == columns or output.shape[-1] != here[0]:
+        return None
+    placements = tuple(each.replace("S(0)", f"S({size})") for each in rows.placements)
+    return Shard((*output.shape[:-1], columns), (0,) * size + rows.offsets[:1], placements)
+
+
+def _inferred(whole: Any, local: torch.Tensor) -> Shard | None:
+    """Return which part of a DTensor a layer handed on, by their shapes; None if unclear."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor import Shard as Split
+
+    placements = tuple(whole.placements)
+    with torch.no_grad():
+        same = whole.to_local().shape == local.shape
+    if same and not any(placement.is_partial() for placement in placements):
+        return shard_of(whole, placements)
+    if whole.device_mesh.ndim > 1:
+        return None
+    if local.shape == whole.shape:
+        return shard_of(whole, (Replicate(),))
+    split = [d for d, (a, b) in enumerate(zip(local.shape, whole.shape, strict=False)) if a != b]
+    return shard_of(whole, (Split(split[0]),)) if len(split) == 1 else None

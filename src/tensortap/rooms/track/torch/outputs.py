@@ -1,0 +1,368 @@
+"""Hooks on the modules of a torch model: their outputs, and the gradients of the outputs.
+
+In a model that torch.compile compiles, hooks insert operators into the graph; see `graph_outputs`.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from tensortap.core.record import Kind
+from tensortap.rooms.track.observing import (
+    Explain,
+    HookObserver,
+    TensorBatch,
+    inputs_of,
+    tensors_in,
+)
+from tensortap.rooms.track.torch.collectives import Collectives
+from tensortap.rooms.track.torch.gradients import OutputGradients, OutputPlace
+from tensortap.rooms.track.torch.graph_outputs import GraphProbe, insert
+from tensortap.rooms.track.torch.hooks import ModuleHook, hook_module
+from tensortap.rooms.track.torch.layouts import Layouts
+from tensortap.rooms.track.torch.names import Names, type_name, unwrapped
+from tensortap.rooms.track.torch.origins import Origins
+from tensortap.rooms.track.torch.uncalled import REASON, UncalledModules, has_forward
+from tensortap.stats import summarize as stats
+from tensortap.values.torch import private
+from tensortap.values.torch.graphs import forget_graphs
+from tensortap.values.torch.hidden import hide_from_compiler
+from tensortap.values.torch.shards import Descriptions
+from tensortap.values.torch.summarize import EXCHANGES
+
+GENERATED = 1_000_000  # the first call of a pass within `generate`
+OBSERVED = "a model is observed in them"
+_TRAINED_IN_EVAL = (
+    "it is trained in eval() mode, which was not recorded before the first backward pass: call "
+    "model.train(), or pass only_training=False"
+)
+
+
+class ModuleCall(NamedTuple):
+    """One call of a module: where it is counted, and what to capture of it."""
+
+    step: int
+    call: int
+    activation: bool
+    gradient: bool
+
+
+class OutputHooks:
+    """Hooks on every module of a model; `title` is a prefix of their names."""
+
+    def __init__(self, root: torch.nn.Module, observer: HookObserver, title: str = "") -> None:
+        self.root = root
+        self.observer = observer
+        self.title = title
+        self._undo: list[Callable[[], None]] = []
+        self._graph_probes: list[GraphProbe] = []
+        self._calls: dict[tuple[str, int], int] = {}  # by name and first call
+        self._recomputable: dict[str, list[int]] = {}  # calls that a checkpoint may repeat
+        self.origins = Origins(root) if observer.explains else None
+        self._layouts = Layouts(root)
+        batch = None if self._layouts.mesh else observer.batch
+        self._descriptions = Descriptions(detaching=batch is None)
+        self._collectives = Collectives(observer)
+        self._uncalled = UncalledModules(root)
+        self._context = None if batch is None or not EXCHANGES else self._shared(batch)
+        self._gradients = OutputGradients(
+            observer, self.origins, self._descriptions, self._collectives, self._context
+        )
+        self._trained_in_eval = False
+        self._structure: dict[str, torch.nn.Module] = {}  # when the hooks were attached
+        self._root_name = title
+        root = unwrapped(root)
+        self._stage_root = root if next(root.children(), None) is not None else None
+
+    def _shared(self, batch: TensorBatch) -> Any:
+        """Return what the hooks in C share."""
+        return stats.kernel.HookContext(
+            batch.summaries, batch.hand_over, self.observer, self.root, self._collectives.waiting,
+            self._uncalled.modules, self._next_call, torch.is_grad_enabled, private.backward_pass,
+            private.version_of,
+        )  # fmt: skip
+
+    def attach(self) -> None:
+        if not {Kind.ACTIVATION, Kind.GRADIENT} & set(self.observer.kinds):
+            return
+        forget_graphs(OBSERVED, begins=True)
+        self._undo.append(functools.partial(forget_graphs, OBSERVED, begins=False))
+        self._structure = dict(self.root.named_modules())
+        for i, (name, module) in enumerate(Names(self.root).modules()):
+            if self.title:  # the model itself comes first
+                name = f"{self.title}.{name}" if i else self.title
+            if not i:
+                self._root_name = name
+            self._attach_module(module, name)
+
+    def added(self) -> list[str]:
+        """Return the names of modules that have come since the hooks were attached.
+
+        An empty name says that something else has changed.
+        """
+        found, known = dict(self.root.named_modules()), self._structure
+        if not known or found == known:
+            return []
+        names = Names(self.root)
+        new = [name for name, module in found.items() if module is not known.get(name)]
+        return [names.plain(name) for name in new if has_forward(found[name])] or [""]
+
+    def _attach_module(self, module: torch.nn.Module, name: str) -> None:
+        activation = self.observer.wants(Kind.ACTIVATION, name)
+        gradient = self.observer.wants(Kind.GRADIENT, name)
+        if activation or gradient:
+            cls = type_name(unwrapped(module))
+            wanted = ModuleCall(0, 0, activation, gradient)
+            hook = self._hook(module, name, cls, wanted)
+            probe = GraphProbe(self, name, cls, wanted)
+            self._graph_probes.append(probe)
+            own = module.parameters(recurse=False) if self._layouts.mesh else ()
+            if any(hasattr(parameter, "device_mesh") for parameter in own):
+                note = functools.partial(self._on_computed, name)
+                self._undo.append(hook_module(module, ModuleHook(note), prepend=True))
+            if self.observer.inputs and activation:
+                note = functools.partial(self._on_inputs, name, cls)
+                undo = hook_module(module, ModuleHook(note), before=True, with_kwargs=True)
+                self._undo.append(undo)
+            both = ModuleHook(hook, insert, probe.tensors)
+            self._undo.append(hook_module(module, both, with_kwargs=True))
+            self._uncalled.add(name, module)
+
+    def _hook(
+        self, module: torch.nn.Module, name: str, cls: str, wanted: ModuleCall
+    ) -> Callable[..., Any]:
+        """Return a hook on the output of a module: one in C, if most outputs may be plain."""
+        general = functools.partial(self._on_output, name, cls, wanted, module)
+        if self._context is None or module is self._stage_root:
+            return general
+        output, gradient = (
+            stats.kernel.TensorDescription(self._descriptions.of, name, kind, cls)
+            for kind in (Kind.ACTIVATION, Kind.GRADIENT)
+        )
+        hook_gradient = functools.partial(self._hook_gradient, name, cls, gradient)
+        hook: Callable[..., Any] = stats.kernel.OutputHook(
+            self._context, general, module, name,
+            output if wanted.activation else None, hook_gradient if wanted.gradient else None,
+        )  # fmt: skip
+        return hook
+
+    def _hook_gradient(
+        self, name: str, cls: str, description: Any, tensor: torch.Tensor, step: int, call: int
+    ) -> None:
+        self._gradients.hook(tensor, OutputPlace(name, cls, step, call), description)
+
+    def _on_computed(self, name: str, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if self.observer.capturing:
+            self._layouts.computed(name, output)
+
+    def detach(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+        while self._graph_probes:
+            self._graph_probes.pop().close()
+        self._gradients.end_step()
+        self._uncalled.clear()
+        self._structure.clear()
+
+    def uncalled_names(self) -> set[str]:
+        """Return the names of modules with weights that have not been called yet."""
+        return self._uncalled.names()
+
+    def end_step(self, is_trained: Callable[[torch.nn.Parameter], bool]) -> None:
+        """Report modules that are trained but not called, and begin to count calls from zero."""
+        self._collectives.poll(most=0)
+        if self.observer.capturing and self._calls:
+            for name in self._uncalled.trained(is_trained):
+                self.observer.unseen.setdefault(name, REASON)
+        self._calls.clear()
+        self._layouts.end_step()
+        self._recomputable.clear()
+        self._gradients.end_step()
+        for probe in self._graph_probes:
+            probe.end_step()
+        if self.origins is not None:
+            self.origins.end_step()
+
+    def _on_inputs(
+        self, name: str, cls: str, module: torch.nn.Module, args: Any, kwargs: Any
+    ) -> None:
+        """Observe what a module is called with, before it changes that in place."""
+        observer, training = self.observer, self.root.training
+        if not observer.capturing or (observer.only_training and not training):
+            return
+        if private.backward_pass() != -1:  # a checkpoint recomputes what was observed before
+            return
+        mode = mode_tags(training)
+        first = GENERATED if mode is _GENERATING else 0
+        call = self._calls.get((name, first), first)
+        tags = {**mode, "module": name, "input": "1"}
+        try:
+            for path, tensor in inputs_of(args, kwargs, torch.Tensor):
+                shard, placed = self._layouts.of_input(tensor)
+                own_tags = {**tags, **placed}
+                seen = name + path, Kind.ACTIVATION, tensor, call, cls, own_tags, shard
+                look = functools.partial(self._observe_later, seen, observer.step_number, None)
+                self._collectives.observe(tensor, name, look)
+        except Exception as error:
+            observer.fault(name, error)
+
+    def _on_output(
+        self,
+        name: str,
+        cls: str,
+        wanted: ModuleCall,
+        original: torch.nn.Module,
+        module: torch.nn.Module,
+        args: Any,
+        kwargs: Any,
+        output: Any,
+    ) -> None:
+        observer = self.observer
+        if not observer.capturing:
+            return
+        try:
+            self._collectives.poll()
+            self._observe(name, cls, wanted, original, module, (args, kwargs), output)
+        except Exception as error:
+            observer.fault(name, error)
+
+    def _observe(
+        self,
+        name: str,
+        cls: str,
+        wanted: ModuleCall,
+        original: torch.nn.Module,
+        module: torch.nn.Module,
+        inputs: Any,
+        output: Any,
+    ) -> None:
+        observer, training = self.observer, self.root.training
+        if observer.only_training and not training and not self._is_trained_in_eval(output):
+            return
+        if original is self._stage_root and private.is_inner_stage():
+            return  # the model has no such output
+        self._uncalled.called(name)
+        again = private.backward_pass() != -1  # a checkpoint recomputes in the backward pass
+        tags = mode_tags(training)
+        wanted = _counted_as(wanted, tags)
+        counted = self._count(wanted, name, again, module is not original, output)
+        if counted is None:
+            return
+        step, call, activation, gradient = counted
+        origins, explain = None if again else self.origins, None
+        if origins is not None:
+            origins.called(name, inputs)
+        for path, tensor in tensors_in(output, torch.Tensor):
+            own_tags = {**tags, "module": name} if path else tags
+            shard, placed = self._layouts.of(name, original, tensor, inputs)
+            if placed:
+                own_tags = {**own_tags, **placed}
+            if activation:
+                if origins is not None:
+                    explain = origins.of_output(name, cls, step, inputs, output, tensor)
+                all_tags = {**own_tags, "recompute": "1"} if again else own_tags
+                seen = name + path, Kind.ACTIVATION, tensor, call, cls, all_tags, shard
+                if type(tensor) is torch.Tensor:
+                    found = self._descriptions.observed(*seen)
+                    observer.observe(*found, step, None, explain)
+                else:
+                    look = functools.partial(self._observe_later, seen, step, explain)
+                    self._collectives.observe(tensor, name, look)
+            if gradient and tensor.requires_grad and tensor.is_floating_point():
+                place = OutputPlace(name + path, cls, step, call, own_tags, shard)
+                self._gradients.hook(tensor, place)
+        if origins is not None:
+            origins.passed(name, output, activation)
+
+    def _observe_later(self, seen: tuple[Any, ...], step: int, explain: Explain | None) -> None:
+        self.observer.observe(*self._descriptions.observed(*seen), step, None, explain)
+
+    def _is_trained_in_eval(self, output: Any) -> bool:
+        """Return whether a backward pass has gone through the model in ``eval()`` mode."""
+        if self._trained_in_eval or not torch.is_grad_enabled():
+            return self._trained_in_eval and torch.is_grad_enabled()
+        this = weakref.ref(self)
+
+        def on_gradient(gradient: torch.Tensor | None) -> None:
+            hooks = this()
+            if hooks is not None and hooks.observer.active and not hooks._trained_in_eval:
+                hooks.note_backward()
+
+        for _, tensor in tensors_in(output, torch.Tensor):
+            if tensor.requires_grad and not tensor.is_leaf:
+                hide_from_compiler(on_gradient)
+                tensor.register_hook(torch.utils.hooks.unserializable_hook(on_gradient))
+                break
+        return False
+
+    def note_backward(self) -> None:
+        """Note that a backward pass goes through the model, which is in ``eval()`` mode."""
+        if self.observer.only_training and not self.root.training and not self._trained_in_eval:
+            self._trained_in_eval = True
+            self.observer.unseen[self._root_name] = _TRAINED_IN_EVAL
+
+    def count_in_graph(
+        self, wanted: ModuleCall, name: str, again: bool, output: Any
+    ) -> tuple[ModuleCall, dict[str, str]] | None:
+        """Return where a call in a compiled graph is counted, and its tags; None to ignore it."""
+        training = self.root.training
+        trained = training or (self._trained_in_eval and torch.is_grad_enabled())
+        if self.observer.only_training and not trained:
+            return None
+        self._uncalled.called(name)
+        tags = mode_tags(training)
+        counted = self._count(_counted_as(wanted, tags), name, again, False, output)
+        return None if counted is None else (counted, tags)
+
+    def _count(
+        self, wanted: ModuleCall, name: str, again: bool, replica: bool, output: Any
+    ) -> ModuleCall | None:
+        """Return where this call is counted and what to capture of it; None to ignore it.
+
+        Calls are counted from that of `wanted` on. A `replica` is a copy of the module that
+        DataParallel made for one call.
+        """
+        if again:  # a backward pass goes from the last call to the first
+            calls = self._recomputable.get(name)
+            call = calls.pop() if calls else 0
+        else:
+            call = self._next_call(name, wanted.call)
+        return ModuleCall(self.observer.step_number, call, wanted.activation, wanted.gradient)
+
+    def _next_call(self, name: str, first: int = 0) -> int:
+        """Return the number of a call of this step that is not repeated."""
+        key = name, first
+        call = self._calls.get(key, first)
+        self._calls[key] = call + 1
+        self._recomputable.setdefault(name, []).append(call)
+        return call
+
+
+_GENERATING = {"mode": "generate"}
+
+
+def _counted_as(wanted: ModuleCall, tags: dict[str, str]) -> ModuleCall:
+    """Return a call to count; generation does not change the calls of passes that are trained."""
+    return wanted._replace(call=GENERATED) if tags is _GENERATING else wanted
+
+
+def mode_tags(training: bool) -> dict[str, str]:
+    """Return the tag that tells a forward pass from one that is trained on."""
+    if not training:
+        return {"mode": "eval"}
+    if torch.is_grad_enabled():
+        return {}
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_qualname == "CheckpointFunction.forward":
+            return {}  # a backward pass recomputes it with gradients
+        if "generate" in frame.f_code.co_name:  # `_generate_and_score_completions` of trl as well
+            return _GENERATING
+    return {"mode": "no_grad"}

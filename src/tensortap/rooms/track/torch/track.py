@@ -1,0 +1,395 @@
+"""Hooks that track a torch model: its modules' outputs, its parameters, its optimizers."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from tensortap.core.record import Kind
+from tensortap.rooms.health.torch.analyzed import AnalysisHooks
+from tensortap.rooms.health.torch.steps import StepWatch
+from tensortap.rooms.health.torch.weight_gradients import WeightGradients
+from tensortap.rooms.track.observing import (
+    Observed,
+    TrackObserver,
+    never_skipped,
+    tensors_in,
+)
+from tensortap.rooms.track.torch.layouts import UNKNOWN
+from tensortap.rooms.track.torch.names import Names
+from tensortap.rooms.track.torch.optimizers import (
+    before_zero_grad,
+    find_optimizers,
+    parameters_of,
+    shown,
+    zeroes_itself,
+)
+from tensortap.rooms.track.torch.outputs import OutputHooks
+from tensortap.values.torch.meshes import tensor_mesh
+from tensortap.values.torch.shards import Descriptions
+from tensortap.values.torch.tensors import has_values
+
+log = logging.getLogger("tensortap")
+_COPIES = (
+    "the optimizer trains copies of the weights and takes their gradients away: recorded are those "
+    "of the copies, such as {}"
+)
+_ADDED = "it was added after tracking began: it is observed from the next step on"
+
+
+class ModelHooks:
+    """Hooks on a model and its optimizers."""
+
+    def __init__(self, root: torch.nn.Module, optimizer: Any, observer: TrackObserver) -> None:
+        self._observer = observer
+        self._outputs = OutputHooks(root, observer)
+        self._parameters = ParameterHooks(root, optimizer, observer)
+        self._steps: StepWatch | None = None
+        if observer.checks_steps:
+            self._steps = StepWatch(
+                root, self._parameters.optimizers, self._parameters.named,
+                self._outputs.uncalled_names, self._guarded,
+            )  # fmt: skip
+
+        self._analyses: AnalysisHooks | None = None
+        if observer.analyses is not None:
+            self._analyses = AnalysisHooks(
+                root, self._parameters.optimizers, self._parameters.named, observer
+            )
+
+    def attach(self) -> None:
+        self._outputs.attach()
+        self._parameters.attach()
+        if self._analyses is not None:
+            self._guarded(self._analyses.attach)
+        if self._steps is not None:
+            self._guarded(self._steps.attach)
+
+    def detach(self) -> None:
+        try:
+            self._outputs.detach()
+        finally:
+            if self._steps is not None:
+                self._guarded(self._check_rest, self._steps)
+                self._steps.detach()
+            if self._analyses is not None:
+                self._guarded(self._analyses.detach)
+            self._parameters.detach()
+
+    def _guarded(self, look: Callable[..., object], *args: Any) -> None:
+        try:
+            look(*args)
+        except Exception as error:
+            self._observer.fault("training step", error)
+
+    def _check_rest(self, steps: StepWatch) -> None:
+        """Show an evaluation after the last step to the rules."""
+        if steps.has_evaluated:
+            self._observer.check_step(steps.end_step(self._observer.step_number, True))
+
+    def end_step(self) -> None:
+        try:
+            self._outputs.end_step(self._parameters.is_trained)
+        finally:
+            self._parameters.end_step()
+        if self._analyses is not None:
+            self._guarded(self._analyses.end_step)
+        if self._steps is not None:
+            step, looked_up = self._observer.step_number, self._observer.capturing
+            self._observer.check_step(self._steps.end_step(step, looked_up))
+        if self._observer.capturing and (added := self._outputs.added()):
+            # all of them: an adapter changes the names of the modules that it wraps
+            self.detach()
+            self.attach()
+            self._observer.remarks.update(dict.fromkeys(filter(None, added), _ADDED))
+
+
+class ParameterHooks:
+    """Observe parameters at the end of a step, and their gradients before they are zeroed."""
+
+    def __init__(self, root: torch.nn.Module, optimizer: Any, observer: TrackObserver) -> None:
+        self.root = root
+        self.observer = observer
+        self.optimizers = find_optimizers(optimizer)
+        self._mesh = tensor_mesh(root).tag
+        self._undo: list[Callable[[], object]] = []
+        self._parameters: dict[str, torch.nn.Parameter] = {}
+        self._names: dict[int, str] = {}
+        self._shared: dict[str, str] = {}
+        self._paths: dict[str, int] = {}  # of parameters, and their identities
+        self._state_tags: dict[tuple[str, Any], tuple[str, dict[str, str]]] = {}  # after the label
+        self._descriptions = Descriptions(detaching=observer.batch is None)
+        self._gradients = WeightGradients()
+        self._early: dict[str, torch.Tensor] = {}
+        self._early_needed = True
+        self._stepping = False
+        self._began = False
+        self._copies: str | None = None  # name of a gradient of a parameter that the model lacks
+        self._found: list[tuple[Observed, torch.Tensor]] = []  # and not yet handed over
+        # for each optimizer step of the current and of the last step: None, or found_inf
+        self._found_inf: list[Any] = []
+        self._last_found_inf: list[Any] = [None]
+
+    def attach(self) -> None:
+        self._name_parameters()
+        self._observe_initial()
+        if Kind.WEIGHT_GRADIENT not in self.observer.kinds:
+            return
+        self._gradients.end_step(self._parameters)  # existing gradients belong to no step of ours
+        if self.optimizers and self._attach_optimizers():
+            self.observer.skipped = self._skipped
+            return
+        for name, parameter in self._parameters.items():
+            if not parameter.requires_grad or not has_values(parameter):
+                continue
+            if self.observer.wants(Kind.WEIGHT_GRADIENT, name):
+                hook = functools.partial(self._on_accumulated, name)
+                handle = parameter.register_post_accumulate_grad_hook(hook)
+                self._undo.append(handle.remove)
+
+    def _attach_optimizers(self) -> bool:
+        """Hook into the optimizers inside all wrappers; return whether all of them take hooks."""
+        complete = True
+        for optimizer, number, wraps in self.optimizers:
+            look = functools.partial(self._guarded, self._on_optimizer_step, number)
+            try:
+                if not wraps:  # the step of a wrapper calls this one
+                    before, after = (functools.partial(look, after) for after in (False, True))
+                    self._undo.append(optimizer.register_step_pre_hook(before).remove)
+                    self._undo.append(optimizer.register_step_post_hook(after).remove)
+                if not wraps or zeroes_itself(optimizer):
+                    look = functools.partial(self._guarded, self._on_zero_grad, number)
+                    self._undo.append(before_zero_grad(optimizer, look))
+            except Exception as error:
+                complete = complete and wraps
+                if not wraps:
+                    self._report_optimizer(optimizer, "takes no hooks", error)
+        return complete
+
+    def _report_optimizer(self, optimizer: Any, problem: str, error: Exception) -> None:
+        self.observer.unseen["optimizer"] = f"{type(optimizer).__name__} {problem}: {shown(error)}"
+
+    def _guarded(self, look: Callable[..., object], *args: Any) -> None:
+        """Call a hook of an optimizer, whose errors must not reach the training."""
+        try:
+            try:
+                look(*args)
+            finally:
+                self._observe_found()
+        except Exception as error:
+            self.observer.fault("optimizer", error)
+
+    def detach(self) -> None:
+        while self._undo:
+            self._guarded(self._undo.pop())
+        self.observer.skipped = never_skipped  # the observer outlives the training
+        self._parameters.clear()
+        self._gradients.end_step({})
+        self._early.clear()
+
+    def named(self, again: bool = True) -> Mapping[str, torch.nn.Parameter]:
+        """Return the parameters by name, shared ones once; looking them up `again` takes time."""
+        if again:
+            self._name_parameters()
+        return self._parameters
+
+    def _name_parameters(self) -> None:
+        """Look up the parameters again: lazy ones and adapters come and go."""
+        paths = {
+            path: id(parameter)
+            for path, parameter in self.root.named_parameters(remove_duplicate=False)
+        }
+        if paths == self._paths and "keras" not in sys.modules and self._parameters:
+            return
+        self._paths = paths
+        self._parameters.clear()
+        self._names.clear()
+        self._shared.clear()
+        self._state_tags.clear()
+        for name, parameter in Names(self.root).parameters():
+            first = self._names.setdefault(id(parameter), name)
+            if first == name:
+                self._parameters[name] = parameter
+            else:
+                self._shared[first] = " ".join(filter(None, (self._shared.get(first), name)))
+
+    def _name_of(self, parameter: torch.nn.Parameter, number: int, index: int) -> str:
+        """Return the name in the model, or the index in the optimizer for foreign parameters."""
+        return self._names.get(id(parameter)) or f"optimizer{number or ''}.{index}"
+
+    def _tags(self, name: str) -> dict[str, str]:
+        shared = self._shared.get(name)
+        return {} if shared is None else {"shared": shared}
+
+    # -- gradients -----------------------------------------------------------------------
+
+    def _on_optimizer_step(
+        self, number: int, after: bool, optimizer: Any, args: Any, kwargs: Any
+    ) -> None:
+        """Observe the gradients when all of them are computed and none is used up."""
+        if not after:
+            # a GradScaler skips the step, or sets this for optimizers that skip it themselves
+            self._found_inf.append(getattr(optimizer, "found_inf", None))
+        if not self.observer.capturing:
+            return
+        self._stepping = not after
+        # a closure computes the gradients within the step: before it they are the last step's
+        closure = any(callable(argument) for argument in (*args[1:], *kwargs.values()))
+        if closure is not after:
+            return
+        for index, parameter in enumerate(parameters_of(optimizer)):
+            if parameter.grad is not None:
+                name = self._name_of(parameter, number, index)
+                self._observe_gradient(name, parameter.grad)
+                if id(parameter) not in self._names:
+                    self._copies = name
+
+    def _skipped(self) -> bool:
+        """Return whether no optimizer changed anything in the last step."""
+        return all(found is not None and bool(found) for found in self._last_found_inf)
+
+    def _on_zero_grad(self, number: int, optimizer: Any) -> None:
+        """Observe gradients that no optimizer has used, as when a step is skipped."""
+        if not self.observer.capturing or self._stepping:
+            return  # within a step, a closure zeroes the gradients to compute them anew
+        for index, parameter in enumerate(parameters_of(optimizer)):
+            name = self._name_of(parameter, number, index)
+            if parameter.grad is not None and self._gradients.is_new(name, parameter.grad):
+                self._observe_gradient(name, parameter.grad)
+
+    def _on_accumulated(self, name: str, parameter: torch.nn.Parameter) -> None:
+        """Note a gradient: without an optimizer, no hook runs before it is zeroed."""
+        if not self.observer.capturing or parameter.grad is None:
+            return
+        try:
+            self._gradients.accumulated(name, parameter.grad)
+            if self._early_needed:
+                self._early[name] = parameter.grad.detach().clone()
+        except Exception as error:
+            self.observer.fault(name, error)
+
+    def is_trained(self, parameter: torch.nn.Parameter) -> bool:
+        """Return whether a parameter has got a gradient in this step."""
+        name = self._names.get(id(parameter))
+        return name is not None and self._gradients.has(name, parameter.grad)
+
+    def _observe_gradient(self, name: str, gradient: torch.Tensor) -> None:
+        if self.observer.wants(Kind.WEIGHT_GRADIENT, name):
+            call = self._gradients.count(name, gradient)
+            self._observe(name, Kind.WEIGHT_GRADIENT, gradient, self._tags(name), call)
+
+    def _observe_late_gradients(self) -> None:
+        """Observe gradients that no optimizer step has shown: as they are, or as they were last."""
+        zeroed = 0
+        for name, parameter in self._parameters.items():
+            gradient = parameter.grad
+            if self._gradients.was_observed(name):
+                continue
+            if self._gradients.was_zeroed(name, gradient):
+                zeroed += 1
+                gradient = self._early.get(name)
+            elif gradient is None or not self._gradients.is_new(name, gradient):
+                continue
+            if gradient is not None:
+                self._observe_gradient(name, gradient)
+        if zeroed and not self._early:
+            log.warning(
+                "tensortap: %d gradients were zeroed before tracker.step(); from the next step on "
+                "they are copied as they are computed. track(model, optimizer=...) avoids this",
+                zeroed,
+            )
+        self._early_needed = bool(zeroed)
+
+    # -- the end of a step ---------------------------------------------------------------
+
+    def end_step(self) -> None:
+        self._last_found_inf, self._found_inf = self._found_inf, []
+        self._stepping = False  # also where the step of an optimizer has raised
+        if self.observer.capturing:
+            try:
+                self._look_at_the_end()
+            finally:
+                self._observe_found()
+        self._gradients.end_step(self._parameters)
+        self._early.clear()
+
+    def _look_at_the_end(self) -> None:
+        kinds = self.observer.kinds
+        self._name_parameters()
+        if Kind.WEIGHT_GRADIENT in kinds:
+            self._observe_late_gradients()
+            if self._copies and not any(map(self._gradients.was_observed, self._parameters)):
+                self.observer.unseen["weight gradients"] = _COPIES.format(self._copies)
+        if Kind.WEIGHT in kinds:
+            self._observe_weights({})
+        if Kind.OPTIMISER_STATE in kinds:
+            self._observe_state()
+
+    def _observe_weights(self, tags: dict[str, str]) -> None:
+        for name, parameter in self._parameters.items():
+            if has_values(parameter) and self.observer.wants(Kind.WEIGHT, name):
+                self._observe(name, Kind.WEIGHT, parameter, {**self._tags(name), **tags})
+
+    def _observe_initial(self) -> None:
+        """Observe the weights before the first update, as of the step before it."""
+        first, self._began = not self._began, True
+        # in later steps, those of the step before are known
+        if first and self.observer.capturing and self.observer.step_number == 0:
+            try:
+                self._observe_weights({"initial": "1"})
+            finally:
+                self._observe_found(step=-1)
+
+    def _observe_state(self) -> None:
+        for name, _, state in self._states():
+            for key, value in state.items():
+                known = self._state_tags.get((name, key))
+                if known is None:
+                    tags = {"state": str(key), "parameter": name, **self._tags(name)}
+                    known = self._state_tags[name, key] = f"{name}.{key}", tags
+                label, tags = known
+                if not self.observer.wants(Kind.OPTIMISER_STATE, label):
+                    continue
+                if isinstance(value, (int, float)):
+                    value = torch.tensor(value, dtype=torch.float64)
+                for path, tensor in tensors_in(value, torch.Tensor):
+                    self._observe(label + path, Kind.OPTIMISER_STATE, tensor, tags)
+
+    def _states(self) -> Iterator[tuple[str, torch.nn.Parameter, Mapping[Any, Any]]]:
+        """Yield every parameter of the optimizers with its name and state."""
+        seen: set[int] = set()  # wrappers show the state of what they wrap as their own
+        for optimizer, number, wraps in self.optimizers:
+            try:
+                state = optimizer.state
+                if id(state) in seen:
+                    continue
+                seen.add(id(state))
+                found = [
+                    (self._name_of(parameter, number, index), parameter, state.get(parameter) or {})
+                    for index, parameter in enumerate(parameters_of(optimizer))
+                ]
+            except Exception as error:
+                if not wraps:
+                    self._report_optimizer(optimizer, "has no state that can be read", error)
+                continue
+            yield from found
+
+    def _observe(
+        self, name: str, kind: Kind, tensor: torch.Tensor, tags: dict[str, str], call: int = 0
+    ) -> None:
+        try:
+            if self._mesh and not hasattr(tensor, "device_mesh"):
+                tags = {**tags, "placements": UNKNOWN, "mesh": self._mesh}
+            self._found.append(self._descriptions.observed(name, kind, tensor, call, "", tags))
+        except Exception as error:
+            self.observer.fault(name, error)
+
+    def _observe_found(self, step: int | None = None) -> None:
+        """Hand over the tensors that were found, to be summarized together."""
+        found, self._found = self._found, []
+        self.observer.observe_all(found, step)

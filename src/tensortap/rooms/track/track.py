@@ -1,0 +1,301 @@
+"""`track`: record the numerics of a whole model, at every step or every n-th."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tensortap.capture.pipeline import pipeline
+from tensortap.core.arguments import checked
+from tensortap.rooms.ops.operation_records import NonFiniteOperation
+from tensortap.rooms.ops.ops import OperationRecorder
+from tensortap.rooms.track.observer import Observer
+from tensortap.rooms.track.options import NamePattern, Stash, TrackOptions
+from tensortap.values.registry import framework_named, loaded_frameworks
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from tensortap.alerts import Alert
+    from tensortap.core.record import Record
+
+log = logging.getLogger("tensortap")
+
+_STATES = ("model_state", "optimizer_state", "grads")
+
+
+class Tracker:
+    """A model that is being tracked; made by `track`, used in a ``with`` statement."""
+
+    def __init__(
+        self, hooks: Any, observer: Observer, ops: OperationRecorder | None = None
+    ) -> None:
+        self._hooks = hooks  # None after the end, so that the tracker keeps no model alive
+        self._observer = observer
+        self._ops = ops
+        self._warned = False
+
+    def __enter__(self) -> Tracker:
+        if self._hooks is None:
+            raise RuntimeError("this tracker has ended: call tap.track(...) again")
+        self._observer.begin()
+        try:
+            self._hooks.attach()
+            if self._ops is not None:
+                self._ops.attach()
+        except BaseException:
+            self._end()
+            raise
+        self._observer.report_unseen()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._end()
+        except Exception:
+            if not error or error[0] is None:  # else the user's exception goes first
+                raise
+            log.exception("tensortap: error while ending a tracker")
+
+    def _end(self) -> None:
+        hooks, self._hooks = self._hooks, None
+        try:
+            if self._ops is not None:
+                self._ops.close()
+            if hooks is not None:
+                hooks.detach()
+        finally:
+            self._observer.end()
+
+    def step(self, *states: Any, **metrics: Any) -> None:
+        """End the training step, after the optimizer's step: ``tracker.step(loss=loss)``.
+
+        Records weights, their gradients and the optimizer's state. Keyword arguments are numbers
+        about the step; they are recorded at every step, whatever `every` is. A JAX program passes
+        its states: ``tracker.step(params, opt_state, grads)``.
+        """
+        observer = self._observer
+        if not observer.active or self._hooks is None:
+            self._warn_inactive()
+            return
+        named = {name: metrics.pop(name) for name in _STATES if name in metrics}
+        self.log(metrics)
+        try:
+            self._hooks.end_step(*states, **named)
+        except Exception as error:
+            pipeline.fault("tracker.step", error)
+        observer.advance()
+        if self._ops is not None:
+            self._ops.attach(observer.on)
+
+    def _warn_inactive(self) -> None:
+        if not self._warned:
+            self._warned = True
+            reason = "has not begun" if self._hooks is not None else "has ended"
+            log.warning(
+                "tensortap: nothing is tracked, because this tracker %s: "
+                "with tap.track(...) as tracker: ... tracker.step()",
+                reason,
+            )
+
+    @checked
+    def log(self, metrics: Mapping[str, Any], *, step: int | None = None) -> None:
+        """Record numbers about the current step, or about an earlier one.
+
+        ``tracker.log({"accuracy": 0.9}, step=40)`` serves numbers that are known only later.
+        """
+        if pipeline.enabled and self._observer.active:
+            for name, value in metrics.items():
+                try:
+                    detach = getattr(value, "detach", None)
+                    number = float(value if detach is None else detach())
+                    self._observer.metric(str(name), number, step)
+                except Exception as error:
+                    pipeline.fault(name, error)
+
+    @property
+    def on(self) -> bool:
+        """Whether `every` selects the current step."""
+        return self._observer.on
+
+    def intercept(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a JAX function and record the activations and gradients inside it."""
+        if self._hooks is None:
+            return function(*args, **kwargs)
+        intercept = getattr(self._hooks, "intercept", None)
+        if intercept is None:
+            raise TypeError("intercept is for JAX; hooks observe everything in a torch model")
+        return intercept(function, *args, **kwargs)
+
+    @property
+    def first_nonfinite(self) -> NonFiniteOperation | None:
+        """With ``ops=True``, the operation that made the first NaN or infinity, and why."""
+        return None if self._ops is None else self._ops.found.first_nonfinite
+
+    @property
+    def unseen(self) -> dict[str, str]:
+        """Modules and values that cannot be observed, or only with a side effect, and why."""
+        return self._observer.prefixed(self._observer.unseen)
+
+    @property
+    def remarks(self) -> dict[str, str]:
+        """Notes on observed names, by name, such as that a function runs twice."""
+        return self._observer.prefixed(self._observer.remarks)
+
+    @property
+    def records(self) -> list[Record]:
+        """The records so far: from the run or the live session that took them, else from memory.
+
+        Memory holds the latest 128 MiB; `evicted` counts what left it.
+        """
+        return list(self._observer.records)
+
+    @property
+    def evicted(self) -> int:
+        """Number of records evicted from the memory of the tracker."""
+        return self._observer.evicted
+
+    @property
+    def alerts(self) -> list[Alert]:
+        """The alerts so far."""
+        return self._observer.alerts
+
+    @property
+    def hints(self) -> list[Alert]:
+        """The hints so far: findings that may be intended."""
+        return self._observer.hints
+
+    @property
+    def path(self) -> Path | None:
+        """The folder of the run that takes the records; None if there is none."""
+        return self._observer.run_path
+
+    def logframe(
+        self, exponents: tuple[int, int] | None = None, *, strict: bool = False
+    ) -> pd.DataFrame:
+        """Return the statistics as a frame: metadata, scalar_stats, exponent_counts.
+
+        `strict` is for readers that allow no further metadata: see `run.logframe`.
+        """
+        from tensortap.table.frames import logframe_of
+
+        return logframe_of(self._observer.records, exponents=exponents, strict=strict)
+
+    def metrics(self) -> pd.DataFrame:
+        """Return the numbers that were passed to `step` and `log`, one row per step."""
+        from tensortap.table.frames import metrics_of
+
+        return metrics_of(self._observer.records)
+
+
+@checked
+def track(
+    module: Any = None,
+    optimizer: Any = None,
+    *,
+    model_state: Any = None,
+    optimizer_state: Any = True,
+    include: NamePattern = None,
+    exclude: NamePattern = None,
+    activations: bool = True,
+    gradients: bool = True,
+    weights: bool = True,
+    every: int = 1,
+    stats: bool = True,
+    tensors: bool | str | re.Pattern[str] = False,
+    stash: Stash | None = None,
+    only_training: bool = True,
+    init_step: int | None = None,
+    alerts: Any = False,
+    on_alert: Any = None,
+    name: str | None = None,
+    out_path: str | Path | None = None,
+    digests: bool = False,
+    ops: bool = False,
+    inputs: bool = False,
+    formats: Sequence[str] = (),
+    analyses: bool | Sequence[str] | Mapping[str, Mapping[str, Any]] = False,
+) -> Tracker:
+    """Track a model: ``with tap.track(model, optimizer=opt) as tracker: … tracker.step()``.
+
+    Records the statistics of every module's output and its gradient, of weights, their gradients
+    and the optimizer's state, in the run, the live session and `tracker.records`.
+
+    `include` and `exclude` are regular expressions over names, or a dict of them by kind
+    (``{"gradients": r"attn"}``). `activations`, `gradients`, `weights` and `optimizer_state`
+    switch kinds off. `every` selects each n-th step. `tensors` is a pattern, or True, for tensors
+    to keep whole; `stats=False` computes no statistics. `stash` is a function of a tensor that
+    returns a dict of extra statistics. `only_training=False` also records ``model.eval()``.
+    `init_step` is the first step, by default 0 or where the open run is. `alerts` is True or a
+    list of rules, `on_alert` a function, "stop" or "keep". `name` is put before all names, to tell
+    models that are tracked at the same time apart; patterns do not see it.
+    `out_path` writes a run below that folder while the tracker is entered, for programs without
+    `tap.init`; `tracker.path` is the run. `digests=True` adds a digest of 25 bytes to every record,
+    by which `tap.compare` finds out whether two tensors have the same bits, in whatever shards.
+    `ops=True` also records every operation of the steps that `every` selects, as `tap.ops` does.
+    `inputs=True` also records the tensors that each module is called with, as ``name.input[0]``;
+    `tap.bisect` tells a module from the code before it by them. Compiled graphs do not have them.
+    `formats` are block formats, such as ``["mxfp8_e4m3", "nvfp4"]``: the loss of each float tensor
+    in them is recorded with its statistics, as `tap.quantize_error` computes it.
+    `analyses` is True or a list of families, such as ``["norms"]``: numbers about each step, which
+    are records of kind ``Health`` and columns of the LogFrame. A dict has options of families:
+    ``{"experts": {"routers": r"gate$", "top_k": 2}}``. They need a torch model.
+
+    For JAX: ``tap.track(model_state=params, optimizer_state=opt_state)``, then
+    ``tracker.intercept(update, …)`` and ``tracker.step(params, opt_state, grads)``.
+    """
+    has_state = optimizer_state is not False and optimizer_state is not None
+    observer = Observer(TrackOptions(
+        include, exclude, activations, gradients, weights, has_state, every, stats, tensors, stash,
+        only_training, init_step, alerts, on_alert, name, out_path, digests, ops,
+        inputs, formats, analyses,
+    ))  # fmt: skip
+    state = None if isinstance(optimizer_state, bool) else optimizer_state
+    if model_state is not None or state is not None:
+        if module is not None:
+            raise TypeError(
+                "pass either a torch module, or the model_state and optimizer_state of JAX"
+            )
+        if ops:
+            raise TypeError(
+                "ops=True is for torch; use tap.ops() with ops.intercept(function, ...)"
+            )
+        if stash is not None or tensors or digests or formats:
+            observer.unseen["inside compiled functions"] = (
+                "stash, tensors, digests and formats see states only; "
+                "use tap.catch inside the function"
+            )
+        hooks = framework_named("jax").track_states(model_state, state, observer)
+        assert hooks is not None
+        return Tracker(hooks, observer)
+    for framework in loaded_frameworks():
+        hooks = framework.track(module, optimizer, observer)
+        if hooks is not None:
+            if "TENSORTAP_BISECT" in os.environ:
+                from tensortap.rooms.bisect.bisect import bisected
+
+                hooks = bisected(hooks, module, observer)
+            recorder = _operations(module, observer) if ops else None
+            return Tracker(hooks, observer, recorder)
+    raise TypeError(
+        f"module must be a torch.nn.Module, or pass the model_state of JAX; got {module!r:.100}"
+    )
+
+
+def _operations(module: Any, observer: Observer) -> OperationRecorder:
+    return OperationRecorder(
+        module, observer.send, lambda: observer.step_number, lambda: observer.prefix
+    )
+
+
+def check_track_options(options: Mapping[str, Any]) -> None:
+    """Raise for options that `track` does not have, or that make no sense."""
+    unknown = ", ".join(sorted(set(options) - set(TrackOptions._fields)))
+    if unknown:
+        known = ", ".join(TrackOptions._fields)
+        raise TypeError(f"track has no option {unknown}; its options are {known}")
+    Observer(TrackOptions(**options))

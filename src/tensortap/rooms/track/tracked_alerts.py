@@ -1,0 +1,113 @@
+"""The alerts of one tracker."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from tensortap.alerts import Alert, AlertMonitor, record_of
+from tensortap.alerts.alert import HINT
+from tensortap.capture.pipeline import pipeline
+from tensortap.core import ranks
+from tensortap.core.record import Kind, Record
+from tensortap.rooms.health.advice import record_of_rules
+from tensortap.rooms.health.step_facts import StepFacts
+from tensortap.rooms.health.steps import StepMonitor
+from tensortap.rooms.track.options import TrackOptions
+from tensortap.rooms.track.tracked_records import TrackedRecords
+
+log = logging.getLogger("tensortap")
+
+_MAX_ALERTS = 1000  # that are kept
+
+
+class TrackedAlerts:
+    """Shows records and steps to the rules, and records the alerts that they raise.
+
+    `hand_over` sends what was observed before an alert gets its `seq`.
+    """
+
+    def __init__(
+        self, options: TrackOptions, records: TrackedRecords, hand_over: Callable[[], None]
+    ) -> None:
+        self.alerts: collections.deque[Alert] = collections.deque(maxlen=_MAX_ALERTS)
+        self.hints: collections.deque[Alert] = collections.deque(maxlen=_MAX_ALERTS)
+        self._records, self._hand_over = records, hand_over
+        self._reported: set[tuple[str, str]] = set()  # rules and names
+        self._monitor: AlertMonitor | None = None
+        if options.has_rules:
+            self._monitor = AlertMonitor(options.alerts, on_alert=options.on_alert)
+        self._steps = StepMonitor(self._monitor.rules if self._monitor is not None else ())
+
+    @property
+    def checks_steps(self) -> bool:
+        return bool(self._steps)
+
+    def begin(self, step: int) -> None:
+        """Record which rules there are."""
+        if self._monitor is not None:
+            rank, world_size = ranks.rank_and_world_size()
+            seq, now, rules = pipeline.next_seq(), time.time_ns(), self._monitor.rules
+            self._records.offer(
+                record_of_rules(
+                    rules, step=step, seq=seq, rank=rank, world_size=world_size, time_ns=now
+                )
+            )
+
+    def keeps_whole(self, record: Record) -> bool:
+        """Return whether an alert asked for whole tensors from this step on."""
+        return self._monitor is not None and self._monitor.keep(record.step, record.rank)
+
+    def see(self, record: Record) -> None:
+        """Show a record to the rules."""
+        if self._monitor is not None:
+            for alert in self._monitor.see(record):
+                self._record(alert, record.world_size)
+
+    def check_step(self, facts: StepFacts, prefix: str) -> None:
+        """Show what the current step did to the rules of steps."""
+        assert self._monitor is not None
+        rank, world_size = ranks.rank_and_world_size()
+        for alert in self._steps.check(facts, rank):
+            alert = msgspec.structs.replace(alert, name=prefix + alert.name)
+            if alert.severity == HINT:  # no reason to stop, or to keep tensors
+                log.info("tensortap: %s", alert)
+            else:
+                self._monitor.add(alert)
+            self._record(alert, world_size)
+
+    def end_step(self, skipped: Callable[[], bool]) -> None:
+        """Stop here, where training may be stopped, if an alert asked for it."""
+        if self._monitor is not None:
+            self._monitor.check(skipped)
+
+    def report(
+        self, rule: str, found: Mapping[str, str], step: int, prefix: str, limited: bool
+    ) -> None:
+        """Log new reasons by name, and record an alert for each name."""
+        new = [name for name in found if (rule, name) not in self._reported]
+        if not new:
+            return
+        self._reported.update((rule, name) for name in new)
+        names = ", ".join(prefix + name for name in new[:5])
+        more = f" and {len(new) - 5} more" if len(new) > 5 else ""
+        reasons = "; ".join(sorted({found[name] for name in new}))
+        head = "tracking is limited for " if limited else ""
+        log.warning("tensortap: %s%s%s: %s", head, names, more, reasons)
+        rank, world_size = ranks.rank_and_world_size()
+        for name in new:
+            full = prefix + name
+            message = f"tracking is limited: {found[name]}" if limited else found[name]
+            alert = Alert(rule, full, Kind.ACTIVATION, step, rank, full, message)
+            self._record(alert, world_size)
+
+    def _record(self, alert: Alert, world_size: int, rank: int | None = None) -> None:
+        (self.hints if alert.severity == HINT else self.alerts).append(alert)
+        self._hand_over()
+        seq, now = pipeline.next_seq(), time.time_ns()
+        record = record_of(alert, seq=seq, time_ns=now, world_size=world_size, rank=rank)
+        self._records.send(record, 0)

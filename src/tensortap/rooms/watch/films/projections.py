@@ -1,0 +1,240 @@
+"""The rows of a tensor as points: on two fixed axes (PCA), or by similarity (t-SNE).
+
+The axes are those of the first frame, and t-SNE starts from the points of the last frame, so that
+points move instead of jumping. Of many rows a fixed sample is drawn, as the heading tells.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensortap.core.errors import MissingExtra
+from tensortap.rooms.watch.films.canvas import Canvas
+from tensortap.rooms.watch.films.legend import (
+    draw_bar_ticks,
+    draw_color_bar,
+    draw_plot_axes,
+    short_count,
+)
+from tensortap.rooms.watch.films.picture import FrameContent, Picture
+from tensortap.rooms.watch.films.style import (
+    SEED,
+    Box,
+    FrameLayout,
+    RangeFollower,
+    Style,
+    as_shares,
+    cell_ticks,
+    ticks,
+)
+from tensortap.text.colors import SEQUENTIAL, STEPS, color_table, packed
+from tensortap.text.reals import reals
+
+_MAX_ROWS = {"pca": 4000, "pca_lowrank": 4000, "tsne": 600}
+_MAX_FEATURES = 4096
+_MAX_EXACT = 512  # features beyond which exact axes would take seconds
+_RANK = 8
+
+
+def point_shape(shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """Return the number of points and of features; None for a shape that has no points.
+
+    A point lies along the last axis; in a tensor of four axes or more (filters, images) the first
+    axis counts the points.
+
+    >>> point_shape((8, 128, 64)), point_shape((16, 3, 5, 5)), point_shape((5,))
+    ((1024, 64), (16, 75), None)
+    """
+    if len(shape) < 2 or not math.prod(shape):
+        return None
+    points = shape[0] if len(shape) >= 4 else math.prod(shape[:-1])
+    features = math.prod(shape) // points
+    return (points, features) if points >= 3 and features >= 2 else None
+
+
+class ProjectionPicture(Picture):
+    """Points on a plane, colored by the position of their rows."""
+
+    def __init__(self, style: Style, layout: FrameLayout) -> None:
+        super().__init__(style, layout)
+        self._axes: FixedAxes | None = None
+        self._similarity = Similarity()
+        self._followers = RangeFollower("follow"), RangeFollower("follow")
+        table = color_table(style.colormap if style.colormap != "auto" else SEQUENTIAL)
+        # without the end that is too close to the background
+        start = 0.12 if style.theme == "dark" else 0.0
+        self._table = table[[round(start * STEPS + 0.88 * i) for i in range(STEPS)]]
+        self._points = np.empty((0, 2))
+        self._colors = self._table[:0]
+        self._count = 0
+
+    def prepare(self, content: FrameContent) -> None:
+        """Project the rows; what the heading tells about them is part of the key."""
+        shape = point_shape(content.inner)
+        assert shape is not None
+        count, features = shape
+        rng = np.random.default_rng(SEED)
+        rows = _sample(rng, count, _MAX_ROWS[self._style.mode])
+        columns = _sample(rng, features, _MAX_FEATURES)
+        data = reals(content.reshaped(shape)[rows][:, columns]).astype(np.float64)
+        finite = np.asarray(np.isfinite(data).all(axis=1))
+        notes = []
+        if len(rows) < count:
+            notes.append(f"{len(rows):,} of {count:,} rows")
+        if len(columns) < features:
+            notes.append(f"{len(columns):,} of {features:,} features")
+        bad = len(rows) - int(finite.sum())
+        if bad:
+            notes.append(f"{bad:,} {'row' if bad == 1 else 'rows'} not finite")
+        self._points = np.full((len(rows), 2), np.nan)
+        if len(rows) - bad >= 3:
+            self._points[finite] = self._project(data, finite, shape)
+        self._count = count
+        self._colors = self._table[np.rint(rows / max(1, count - 1) * (STEPS - 1)).astype(int)]
+        self.note = " · ".join(notes)
+
+    def _project(
+        self, data: NDArray[Any], finite: NDArray[np.bool_], shape: tuple[int, int]
+    ) -> NDArray[Any]:
+        used = data[finite]
+        scale = float(np.abs(used).max()) or 1.0
+        used = used / scale  # squares stay within float64
+        if self._style.mode == "tsne":
+            return self._similarity.points(used, finite, shape)
+        if self._axes is None or self._axes.features != shape[1]:
+            exact = self._style.mode == "pca" and used.shape[1] <= _MAX_EXACT
+            self._axes = FixedAxes(used, scale, shape[1], exact)
+            self._followers = RangeFollower("follow"), RangeFollower("follow")
+        return self._axes.points(used, scale)
+
+    def draw_still(self, canvas: Canvas, content: FrameContent) -> None:
+        """Draw the color bar of the rows; both axes move."""
+        layout, room = self._layout, self._layout.room
+        down = round(layout.small * 1.6)
+        beside = Box(room.left, room.top + down, room.right, room.bottom - layout.small - 9)
+        bar = draw_color_bar(canvas, layout, beside, packed(self._table))
+        x, y = (bar.left + bar.right) / 2, room.top + down / 2
+        canvas.text(x, y, "row", layout.small, layout.colors.dim, "middle")
+        rows = cell_ticks(self._count, max(2, bar.height // (layout.small * 3)))
+        labels = [(float(row), short_count(row, 5)) for row in rows]
+        draw_bar_ticks(canvas, layout, bar, (0.0, float(max(1, self._count - 1))), labels)
+
+    def draw_moving(self, canvas: Canvas, content: FrameContent) -> None:
+        """Draw the points."""
+        layout = self._layout
+        plot = layout.plot_box(layout.room.right - layout.bar_width)
+        shown = np.isfinite(self._points).all(axis=1)
+        points = self._points[shown]
+        ends = (
+            np.stack([points.min(axis=0), points.max(axis=0)]) if len(points) else np.zeros((2, 2))
+        )
+        limits = []
+        for follower, (low, high) in zip(self._followers, ends.T.tolist(), strict=True):
+            low, high = follower.next(low, high)
+            pad = (high - low) * 0.06
+            limits.append((low - pad, high + pad))
+        across, up = (
+            as_shares(each, ticks(*each, most))
+            for each, most in zip(limits, layout.most_ticks(plot), strict=True)
+        )
+        draw_plot_axes(canvas, layout, plot, across=across, up=up)
+        if not len(points):
+            return
+        low, high = np.array(limits).T
+        shares = (points - low) / (high - low)
+        xs = plot.left + shares[:, 0] * (plot.width - 1)
+        ys = plot.bottom - 1 - shares[:, 1] * (plot.height - 1)
+        radius = max(1.5, min(5.0, 60 / math.sqrt(len(points)))) * max(1.0, layout.small / 12)
+        canvas.dots(xs, ys, round(radius, 1), self._colors[shown])
+
+
+def _sample(rng: np.random.Generator, count: int, most: int) -> NDArray[np.int64]:
+    """Return all indices, or a sorted sample of them."""
+    return np.arange(count) if count <= most else np.sort(rng.choice(count, most, replace=False))
+
+
+class FixedAxes:
+    """The two axes along which the points of one frame are spread most."""
+
+    def __init__(self, data: NDArray[Any], scale: float, features: int, exact: bool) -> None:
+        self.features = features
+        mean = data.mean(axis=0)
+        self._mean = mean * scale
+        self._axes = exact_axes(data - mean) if exact else low_rank_axes(data - mean)
+
+    def points(self, data: NDArray[Any], scale: float) -> NDArray[Any]:
+        """Project scaled data."""
+        projected: NDArray[Any] = (data * scale - self._mean) @ self._axes
+        return projected
+
+
+def exact_axes(centered: NDArray[Any]) -> NDArray[Any]:
+    """Return the two main axes of centered data."""
+    _, vectors = np.linalg.eigh(centered.T @ centered)
+    return _with_fixed_signs(vectors[:, [-1, -2]])
+
+
+def low_rank_axes(centered: NDArray[Any]) -> NDArray[Any]:
+    """Approximate the two main axes by power iterations, for many features."""
+    features = centered.shape[1]
+    basis = np.random.default_rng(SEED).standard_normal((features, min(_RANK, features)))
+    for _ in range(4):
+        basis = np.linalg.qr(centered.T @ (centered @ basis))[0]
+    _, _, vectors = np.linalg.svd(centered @ basis, full_matrices=False)
+    return _with_fixed_signs(basis @ vectors[:2].T)
+
+
+def _with_fixed_signs(axes: NDArray[Any]) -> NDArray[Any]:
+    """Flip axes so that the largest part of each is positive, whatever the solver returned."""
+    largest = axes[np.abs(axes).argmax(axis=0), np.arange(axes.shape[1])]
+    return axes * np.where(largest < 0, -1.0, 1.0)
+
+
+class Similarity:
+    """t-SNE that starts from the points of the last frame."""
+
+    def __init__(self) -> None:
+        self._last: tuple[tuple[int, int], NDArray[Any]] | None = None
+
+    def points(
+        self, data: NDArray[Any], finite: NDArray[np.bool_], shape: tuple[int, int]
+    ) -> NDArray[Any]:
+        """Return points of the finite rows; `shape` tells whether the last frame was alike."""
+        if not np.ptp(data, axis=0).any():  # all rows are equal
+            return np.zeros((len(data), 2))
+        if self._last is not None and self._last[0] == shape:
+            points = self._solve(data, self._last[1][finite], again=True)
+        else:
+            centered = data - data.mean(axis=0)
+            start = centered @ low_rank_axes(centered)
+            points = self._solve(data, start / (start[:, 0].std() or 1.0) * 1e-4, again=False)
+        kept = np.zeros((len(finite), 2))
+        kept[finite] = points
+        self._last = shape, kept
+        return points
+
+    def _solve(self, data: NDArray[Any], start: NDArray[Any], *, again: bool) -> NDArray[Any]:
+        try:
+            from sklearn.manifold import TSNE
+            from threadpoolctl import threadpool_limits
+        except ImportError:
+            raise MissingExtra(
+                "mode='tsne' needs scikit-learn: pip install 'tensortap[video]'"
+            ) from None
+        rounds = "max_iter" if "max_iter" in inspect.signature(TSNE).parameters else "n_iter"
+        solver = TSNE(
+            init=start.astype(np.float32),
+            perplexity=min(30.0, max(2.0, (len(data) - 1) / 3)),
+            early_exaggeration=1.0 if again else 12.0,  # no new explosion of known points
+            learning_rate="auto",
+            random_state=SEED,
+            **{rounds: 250 if again else 500},
+        )
+        # one thread: the processors belong to training, and waiting threads are slow
+        with threadpool_limits(1):
+            return np.asarray(solver.fit_transform(data), np.float64)

@@ -1,0 +1,188 @@
+"""Start worker processes: as a fresh interpreter, or by forking."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import io
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from tensortap.core.arguments import check_choice
+from tensortap.core.errors import TensortapError
+from tensortap.rooms.watch.messages import Orders
+from tensortap.rooms.watch.worker_process import forked, spawned
+from tensortap.values.registry import loaded_frameworks
+
+START_METHODS = ("spawn", "fork")
+_ROOT = str(Path(__file__).parents[2])
+# sys.path[0] replaces the working folder, where any file may shadow a module of ours
+_START = "import sys; sys.path[0] = {root!r}; from {module} import {name}; {name}({fd})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """The function of a worker, and the options for its start and end."""
+
+    name: str
+    recorder: Any
+    on_close: Callable[[], object] | None
+    start_method: str = "spawn"
+    timeout: float = 30.0
+    per_name: int = 64  # records of one name that may wait in the worker
+    budget: int = 256 << 20
+    daemon: bool = False
+
+
+class Process(Protocol):
+    """A process that was started."""
+
+    pid: int
+
+    def wait(self, timeout: float) -> int | None:
+        """Wait for the process to end; return its exit code, or None if it still runs."""
+        ...
+
+    def kill(self) -> None: ...
+
+    def let_go(self) -> None:
+        """Let the program end without waiting for the process."""
+        ...
+
+
+def launch(task: Task, functions: bytes, key: bytes, line: socket.socket) -> Process:
+    """Start a worker that talks to us over this socket."""
+    orders = Orders(
+        key, os.getpid(), task.timeout, task.budget, task.per_name, functions,
+        tuple(map(str, sys.path)),
+    )  # fmt: skip
+    with _no_interrupts():
+        if task.start_method == "fork":
+            check_start_method("fork")
+            return _Forked(task, orders, line)
+        return _Spawned(orders, line)
+
+
+def check_start_method(start_method: str) -> None:
+    """Raise if a worker cannot be started by this method."""
+    check_choice("start_method", start_method, START_METHODS)
+    if start_method == "fork" and not all(each.survives_fork() for each in loaded_frameworks()):
+        raise TensortapError(
+            "start_method='fork' does not work after CUDA was initialized: use 'spawn', or call "
+            "tap.watch before anything touches the GPU"
+        )
+
+
+def pickled(task: Task) -> bytes:
+    """Return the pickle of the functions that a worker calls; raise if it cannot import them."""
+    if task.start_method == "fork":
+        return b""
+    stream = io.BytesIO()
+    try:
+        _TaskPickler(stream).dump((task.recorder, task.on_close))
+    except Exception as error:
+        raise TensortapError(
+            f"{_name_of(task.recorder)} cannot be sent to a worker: {error}. A worker imports what "
+            "it calls: put it into a module of its own, or use start_method='fork'"
+        ) from error
+    return stream.getvalue()
+
+
+class _TaskPickler(pickle.Pickler):
+    """Rejects what is defined in the main module, which a worker does not import.
+
+    Importing it again would train again in every script without ``if __name__ == "__main__"``.
+    """
+
+    def reducer_override(self, value: Any) -> Any:
+        # in a process that multiprocessing has spawned, the main module has another name
+        if getattr(value, "__module__", None) in ("__main__", "__mp_main__"):
+            raise TensortapError(f"{_name_of(value)} is defined in the main module")
+        return NotImplemented
+
+
+def _name_of(value: Any) -> str:
+    return getattr(value, "__qualname__", None) or f"{value!r:.80}"
+
+
+@contextlib.contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Block Ctrl-C until the worker ignores it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Spawned:
+    """A fresh interpreter that gets its orders over standard input."""
+
+    def __init__(self, orders: Orders, line: socket.socket) -> None:
+        code = _START.format(
+            root=_ROOT, module=spawned.__module__, name=spawned.__name__, fd=line.fileno()
+        )
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        self._process = subprocess.Popen(
+            [sys.executable, *flags, "-c", code], stdin=subprocess.PIPE, pass_fds=[line.fileno()]
+        )
+        self.pid = self._process.pid
+        # in a thread, because a write to a full pipe waits for the reader
+        send = functools.partial(self._send, msgspec.msgpack.encode(orders))
+        threading.Thread(target=send, name="tensortap-orders", daemon=True).start()
+
+    def _send(self, orders: bytes) -> None:
+        stream = self._process.stdin
+        assert stream is not None
+        with contextlib.suppress(BrokenPipeError), stream:  # its supervisor notices that it died
+            stream.write(orders)
+
+    def wait(self, timeout: float) -> int | None:
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def let_go(self) -> None:
+        """Do nothing: the program does not wait for a subprocess."""
+
+
+class _Forked:
+    """A fork of this process, by the standard library's multiprocessing."""
+
+    def __init__(self, task: Task, orders: Orders, line: socket.socket) -> None:
+        import multiprocessing
+
+        self._process = multiprocessing.get_context("fork").Process(
+            target=forked, args=(orders, line, task.recorder, task.on_close),
+            name="tensortap-worker",
+        )  # fmt: skip
+        self._process.start()
+        self.pid = self._process.pid or 0
+
+    def wait(self, timeout: float) -> int | None:
+        self._process.join(timeout)
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def let_go(self) -> None:
+        import multiprocessing.process
+
+        # multiprocessing joins its children at exit
+        getattr(multiprocessing.process, "_children", set()).discard(self._process)

@@ -1,0 +1,372 @@
+"""A worker process: runs the user's functions on the records of a training process.
+
+It has a server of its own, on a port and with a key that only its parent knows. One thread runs
+the server, one listens to the parent, and the main thread calls the user's functions. When the
+parent says so, or has died, the worker processes what has arrived, closes the user's files and
+ends, within its timeout.
+"""
+
+from __future__ import annotations
+
+import collections
+import faulthandler
+import itertools
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tensortap.core.columns import Columns, merged
+from tensortap.core.history import History, Key, record_nbytes
+from tensortap.core.record import Record
+from tensortap.live.address import Address
+from tensortap.live.server import Server
+from tensortap.rooms.watch import messages as wire
+from tensortap.values.registry import loaded_frameworks
+
+_PARENT_INTERVAL = 0.25  # seconds between checks of the parent
+_IDLE = 1.0  # seconds without a record until files are flushed
+_DRAIN_TIMEOUT = 1.0  # seconds without a record, after which a parent that died sent no more
+_PROCESSING_SHARE = 0.75  # of the time at the end; the rest is for closing files
+_REPORT_INTERVAL = 0.25
+_NICE = 10  # training has priority
+_TRACEBACK_DEPTH = 20  # frames by which two errors are compared
+_MOST_FAULTS = 1000
+
+
+class Inbox(History):
+    """A history from which records are taken in the order of their arrival.
+
+    A worker may be slower than its program. At most `per_name` records of a name wait, and at most
+    `bound` bytes in all; beyond that the oldest record of the name, or of the most frequent name,
+    is dropped.
+    """
+
+    def __init__(self, bound: int, per_name: int) -> None:
+        super().__init__(bound)
+        self.dropped = 0
+        self._per_name = per_name
+        self._woken = False
+        self._arrivals = itertools.count()
+        self._waiting: collections.OrderedDict[int, Record] = collections.OrderedDict()
+        self._by_key: dict[Key, collections.deque[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def write(self, records: Collection[Record]) -> None:
+        """Add records; drop others if too many wait."""
+        with self._changed:
+            for record in records:
+                key = (record.name, record.kind, record.rank)
+                arrivals = self._by_key.setdefault(key, collections.deque())
+                number = next(self._arrivals)
+                self._waiting[number] = record
+                arrivals.append(number)
+                self.nbytes += record_nbytes(record)
+                if len(arrivals) > self._per_name:
+                    self._drop_oldest(arrivals)
+                while self.nbytes > self.bound and len(self._waiting) > 1:
+                    self._drop_oldest(max(self._by_key.values(), key=len))
+            self.written += len(records)
+            self._changed.notify_all()
+
+    def write_columns(self, block: Iterable[Columns]) -> None:
+        self.write(merged(block))
+
+    def _drop_oldest(self, arrivals: collections.deque[int]) -> None:
+        self.nbytes -= record_nbytes(self._waiting.pop(arrivals.popleft()))
+        self.dropped += 1
+
+    def take(self, timeout: float) -> Record | None:
+        """Return the record that has waited longest; None after `timeout` seconds or a `wake`."""
+        with self._changed:
+            if not self._waiting and not self._woken:
+                self._changed.wait(timeout)
+            if not self._waiting:
+                self._woken = False
+                return None
+            _, record = self._waiting.popitem(last=False)
+            self._by_key[record.name, record.kind, record.rank].popleft()
+            self.nbytes -= record_nbytes(record)
+            return record
+
+    def wake(self) -> None:
+        """Make a waiting `take` return."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+
+class Functions(NamedTuple):
+    """The user's functions."""
+
+    on_record: Callable[[Record], object]
+    on_close: Callable[[], object] | None = None
+    on_idle: Callable[[], object] | None = None
+
+
+class TimeUp(BaseException):
+    """Raised in the user's code when the time at the end is over."""
+
+
+def report_crashes(line: socket.socket) -> None:
+    """Write the traceback of a crash to the parent, which logs it.
+
+    Disabling comes first: in a fork of a process that uses `faulthandler`, `enable` alone would
+    leave the signal handlers as they are, even if a library has replaced them since.
+    """
+    faulthandler.disable()
+    faulthandler.enable(line.fileno())
+
+
+class WorkerProcess:
+    """The main loop of a worker; `run` returns when the work is done."""
+
+    def __init__(
+        self, orders: wire.Orders, line: socket.socket, load: Callable[[], Functions]
+    ) -> None:
+        self._orders = orders
+        self._line = line
+        self._load = load
+        self._inbox = Inbox(orders.bound, orders.per_name)
+        self._server: Server | None = None
+        self._processed = self._errors = 0
+        self._faults: set[object] = set()
+        self._drain_requests: list[int] = []
+        self._in_user_code = False
+        self._ending = threading.Event()
+        self._end_at = 0.0
+        self._time_is_up = False
+        self._finished = threading.Event()
+
+    def run(self) -> int:
+        """Process records until the end; return the exit code."""
+        self._set_up()
+        listen = self._listen_to_parent
+        threading.Thread(target=listen, name="tensortap-parent", daemon=True).start()
+        error = ""
+        functions = None
+        try:
+            self._server = Server(Address("127.0.0.1", 0), self._inbox, self._orders.key)
+            wire.send(self._line, wire.Ready(self._server.address.port))
+            functions = self._load()
+            self._process_records(functions)
+        except TimeUp:
+            pass
+        except BaseException:
+            error = traceback.format_exc()
+        self._end(self._orders.timeout)
+        self._close(functions)
+        self._finished.set()
+        wire.send(self._line, wire.Done(self._counts(), error))
+        return 1 if error else 0
+
+    def _set_up(self) -> None:
+        report_crashes(self._line)
+        os.nice(_NICE)
+        # processes that the user's code forks must not keep the line open after we have ended
+        os.register_at_fork(after_in_child=self._line.close)
+        # Ctrl-C reaches the whole process group; the parent decides what follows
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: self._end(self._orders.timeout))
+        signal.signal(signal.SIGALRM, self._on_alarm)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+    # -- records -------------------------------------------------------------------------
+
+    def _process_records(self, functions: Functions) -> None:
+        reported_at = time.monotonic()
+        unflushed = False
+        while not self._time_is_up:
+            record = self._inbox.take(_IDLE)
+            if record is not None:
+                unflushed = True
+                self._process(functions.on_record, record)
+                if time.monotonic() > reported_at + _REPORT_INTERVAL:  # in case the worker dies
+                    reported_at = time.monotonic()
+                    wire.send(self._line, wire.Answer(wire.UNASKED, self._counts()))
+                continue
+            if unflushed or self._drain_requests:
+                unflushed = False
+                self._flush(functions)
+                self._answer_drain_requests()
+            if self._ending.is_set():
+                self._stop_server()
+                if not len(self._inbox):
+                    return
+
+    def _process(self, on_record: Callable[[Record], object], record: Record) -> None:
+        try:
+            self._call(on_record, record)
+            self._processed += 1
+        except Exception as error:
+            self._errors += 1
+            self._report_fault(record.name, error)
+
+    def _flush(self, functions: Functions) -> None:
+        if functions.on_idle is not None:
+            try:
+                self._call(functions.on_idle)
+            except Exception as error:
+                self._report_fault("flush", error)
+
+    def _call(self, function: Callable[..., object], *args: Any) -> None:
+        self._in_user_code = True
+        try:
+            function(*args)
+        finally:
+            self._in_user_code = False
+
+    def _report_fault(self, name: str, error: Exception) -> None:
+        """Send an error to the parent, unless one with the same traceback was sent before."""
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            if trace.tb_frame.f_globals is not globals():
+                break
+            trace = trace.tb_next  # our own frames do not help the user
+        frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(trace)]
+        key = type(error), tuple(frames[-_TRACEBACK_DEPTH:])
+        if key not in self._faults and len(self._faults) < _MOST_FAULTS:
+            self._faults.add(key)
+            text = "".join(traceback.format_exception(type(error), error, trace))
+            wire.send(self._line, wire.Fault(name, text))
+
+    def _counts(self) -> wire.WorkerCounts:
+        return wire.WorkerCounts(self._processed, self._errors, self._inbox.dropped)
+
+    # -- the end -------------------------------------------------------------------------
+
+    def _close(self, functions: Functions | None) -> None:
+        self._stop_server()
+        if functions is None or functions.on_close is None:
+            return
+        try:
+            functions.on_close()
+        except Exception as error:
+            self._report_fault("on_close", error)
+
+    def _stop_server(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    def _end(self, timeout: float) -> None:
+        """Finish within `timeout` seconds; later calls change nothing."""
+        if not self._ending.is_set():
+            self._end_at = time.monotonic() + timeout
+            self._ending.set()
+            self._inbox.wake()
+            threading.Thread(
+                target=self._enforce_timeout, args=(timeout,), name="tensortap-time", daemon=True
+            ).start()
+
+    def _enforce_timeout(self, timeout: float) -> None:
+        if not self._finished.wait(timeout * _PROCESSING_SHARE):
+            self._time_is_up = True
+            # interrupt the user's code if it hangs, so that files can be closed
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+        time.sleep(max(0.0, self._end_at - time.monotonic()))
+        os._exit(wire.TIME_UP)
+
+    def _on_alarm(self, *_: object) -> None:
+        if self._time_is_up and self._in_user_code:
+            raise TimeUp
+
+    # -- the parent ----------------------------------------------------------------------
+
+    def _listen_to_parent(self) -> None:
+        reader = wire.MessageReader(self._line)
+        poll = select.poll()  # not select(): a forked worker may have thousands of descriptors
+        poll.register(self._line.fileno(), select.POLLIN)
+        while not self._ending.is_set():
+            if poll.poll(_PARENT_INTERVAL * 1000):
+                for message in reader.read():
+                    if isinstance(message, wire.Ask):
+                        self._answer(message)
+                    elif isinstance(message, wire.End):
+                        self._end(message.timeout)
+            if self._ending.is_set():
+                return
+            # the socket alone is not enough: another child of the parent may keep it open
+            if reader.ended or os.getppid() != self._orders.parent_pid:
+                self._wait_for_last_records()
+                self._end(self._orders.timeout)
+
+    def _wait_for_last_records(self) -> None:
+        """Wait until the parent's connection, and with it everything it sent, has been read."""
+        now = time.monotonic()
+        end, pause = now + self._orders.timeout, min(_DRAIN_TIMEOUT, self._orders.timeout / 4)
+        deadline, received = now + pause, 0
+        while time.monotonic() < min(deadline, end):
+            server = self._server
+            clients = [] if server is None else list(server.clients.values())
+            if server is not None and not any(client.connected for client in clients):
+                return
+            before, received = received, sum(client.nbytes for client in clients)
+            if received > before:
+                deadline = time.monotonic() + pause
+            time.sleep(0.01)
+
+    def _answer(self, ask: wire.Ask) -> None:
+        if ask.drained:
+            self._drain_requests.append(ask.number)
+            self._inbox.wake()
+        else:
+            wire.send(self._line, wire.Answer(ask.number, self._counts()))
+
+    def _answer_drain_requests(self) -> None:
+        while self._drain_requests and not len(self._inbox):
+            wire.send(self._line, wire.Answer(self._drain_requests.pop(0), self._counts()))
+
+
+# -- the start of the process ------------------------------------------------------------
+
+
+def spawned(line: int) -> None:
+    """Run a worker in a fresh interpreter; its orders come over standard input."""
+    orders = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=wire.Orders)
+    sys.path[:] = orders.path
+    # pickled by our own parent, over a pipe that it created
+    _run(orders, socket.socket(fileno=line), lambda: pickle.loads(orders.functions))  # noqa: S301
+
+
+def forked(
+    orders: wire.Orders, line: socket.socket, recorder: Any, on_close: Callable[[], object] | None
+) -> None:
+    """Run a worker in a fork of the training process."""
+    report_crashes(line)  # first: what follows may crash in a fork
+    signal.set_wakeup_fd(-1)  # it is the parent's
+    for framework in loaded_frameworks():
+        framework.after_fork()
+    _run(orders, line, lambda: (recorder, on_close))
+
+
+def _run(orders: wire.Orders, line: socket.socket, load: Callable[[], tuple[Any, Any]]) -> None:
+    code = WorkerProcess(orders, line, lambda: _functions_of(*load())).run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(code)
+
+
+def _functions_of(recorder: Any, on_close: Callable[[], object] | None) -> Functions:
+    """Return the functions of a recorder, which may have `close` and `flush`, or of a function."""
+    close = getattr(recorder, "close", None)
+    if on_close is None or close is None:
+        return Functions(recorder, close or on_close, getattr(recorder, "flush", None))
+
+    def close_both() -> None:
+        try:
+            close()
+        finally:
+            on_close()
+
+    return Functions(recorder, close_both, getattr(recorder, "flush", None))

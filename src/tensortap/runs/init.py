@@ -1,0 +1,168 @@
+"""`init` and `finish`: the run on disk that gets everything captured in between."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from tensortap.capture.pipeline import at_exit, pipeline
+from tensortap.capture.queue import Queue
+from tensortap.capture.receipt import Receipt
+from tensortap.core import ranks
+from tensortap.core.arguments import checked
+from tensortap.core.errors import NotFound, TensortapError
+from tensortap.core.settings import buffer_size
+from tensortap.runs.folders import end_run, job_name, shared_run
+from tensortap.runs.layout import receipt_file, write_json
+from tensortap.runs.sink import StoreSink
+
+log = logging.getLogger("tensortap")
+
+_END = 30.0  # seconds that writing the rest of a run may take; 2 if the disk is full
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+class OpenRun:
+    """The run that this process writes."""
+
+    def __init__(self, path: Path, rank: int, world_size: int, durable: bool) -> None:
+        self.path = path
+        self.rank = rank
+        self.world_size = world_size
+        sink = StoreSink(path, rank, durable=durable, ledger=pipeline.ledger)
+        self.queue = Queue(sink, budget=buffer_size(), overflow="newest", name="store")
+        self.next_step = 0  # first step of the next tracker
+        self._before = pipeline.receipt()
+        self.keeper: Any = None
+        if rank == 0:
+            from tensortap.rooms.provenance.collect import Keeper
+
+            try:
+                self.keeper = Keeper(path)
+                self.keeper.update()
+            except OSError as error:
+                log.warning("tensortap: cannot write the provenance of %s: %s", path, error)
+        pipeline.attach(self.queue)
+
+    def finish(self) -> None:
+        """Write the rest and the receipt, and mark the run as ended."""
+        pipeline.detach(self.queue)
+        try:
+            self.queue.close(_END)
+            self._write_receipt(pipeline.receipt())  # now: what could not be written is counted
+            if self.keeper is not None and not self.keeper.close():
+                log.warning(
+                    "tensortap: the provenance of %s is not complete: reading the uncommitted "
+                    "changes took too long",
+                    self.path,
+                )
+            if self.rank == 0:
+                end_run(self.path)
+        finally:
+            pipeline.restart()
+
+    def _write_receipt(self, receipt: Receipt) -> None:
+        cost = dataclasses.asdict(receipt.since(self._before))
+        try:
+            write_json(receipt_file(self.path, self.rank), cost)
+        except OSError as error:  # a full disk, or a folder that was removed
+            log.warning("tensortap: cannot write the receipt of %s: %s", self.path, error)
+
+
+_open: OpenRun | None = None
+_full = ""  # why `init` could not open a run, such as a full disk
+_registered = False
+_lock = threading.Lock()
+
+
+@checked
+def init(folder: str | Path = "runs", *, durable: bool = False) -> Path:
+    """Start a run in a new folder below `folder`; it keeps everything captured from now on.
+
+    All ranks of a job share the folder, which is named after the time. With `durable`, what a
+    flush has confirmed survives even a power failure. An open run is finished first. Returns the
+    folder of the run. If the disk is full, that is logged, and training continues without a run.
+    """
+    global _open, _registered, _full
+    path = Path(folder)
+    with _lock:
+        _finish()
+        rank, world_size = ranks.rank_and_world_size()
+        _full = ""
+        try:
+            path = shared_run(path, rank, world_size, job_name())
+            _open = OpenRun(path, rank, world_size, durable)
+        except (OSError, TensortapError) as error:
+            cause = error.__cause__ or error
+            if getattr(cause, "errno", None) not in _NO_ROOM or pipeline.strict:
+                raise
+            _full = f"{path}: {cause}"
+            log.warning("tensortap: cannot write a run in %s; training continues without", _full)
+        if not _registered:
+            _registered = True
+            at_exit(finish, priority=15)
+        pipeline.clock.let_go()
+        return path
+
+
+def finish() -> None:
+    """Finish the run: it is complete when this returns. Steps start at 0 again."""
+    pipeline.settle()  # compiled functions may still be running, with values to capture
+    with _lock:
+        _finish()
+
+
+def _finish() -> None:
+    global _open
+    if _open is None:
+        return
+    try:
+        _open.finish()
+    except Exception:
+        _open = None  # an error must not prevent the next run
+        raise
+    _open = None
+
+
+def opened() -> OpenRun | None:
+    """Return the open run, or None."""
+    return _open
+
+
+def current() -> OpenRun:
+    """Return the open run; raise NotFound if there is none."""
+    if _open is None:
+        raise NotFound(_full or "no run is open: call tap.init('runs') first")
+    return _open
+
+
+def could_not_open() -> bool:
+    """Return whether `init` was called and there was no room for a run."""
+    return bool(_full) and _open is None
+
+
+def update_metadata() -> None:
+    """Write what has changed of packages, git state, environment and monkey patches by now.
+
+    Returns when it is written, which takes a second or more.
+    """
+    if could_not_open() or (keeper := current().keeper) is None:
+        return
+    if not keeper.update_now():
+        log.warning("tensortap: the provenance of %s is still being collected", current().path)
+
+
+def _after_fork() -> None:
+    # a forked child must not write into the files of its parent
+    global _open, _lock, _registered
+    _open = None
+    _registered = False
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,485 @@
+"""The reader of a run on disk: finished, crashed, or still being written."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tensortap.capture.receipt import Receipt
+from tensortap.core.errors import MissingExtra, NotFound, TensortapError
+from tensortap.core.files import CorruptFile, contained
+from tensortap.core.record import Kind, Record, Value
+from tensortap.core.select import fits
+from tensortap.runs import layout
+from tensortap.runs.arrow import column, scalar
+from tensortap.runs.payloads import PayloadFiles
+from tensortap.runs.rows import HEAD_COLUMNS, decode_value, records_of, schema
+from tensortap.runs.tables import TAIL, RankTables, Unit
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+
+_Cells = tuple[bytes | None, list[dict[str, str]] | None]
+_CELLS = ["value", "payloads", "seq"]
+_CACHED_CELLS = 16  # row groups
+_SEARCHES_BEFORE_INDEX = 3  # a name that is searched more often gets an index
+_INDEXED_RECORDS = 500_000  # in all indexes together
+_BATCH = 100_000  # records of several names that are read together
+
+
+class RunReader:
+    """Reads the records of a run; `refresh` reads what was written since."""
+
+    def __init__(self, where: Path | str) -> None:
+        self.where = str(where)
+        self._mirror = _Mirror(str(where)) if is_url(where) else None
+        self.path = Path(where) if self._mirror is None else self._mirror.folder
+        self.by_rank: dict[int, RankTables] = {}
+        self.lock = threading.RLock()  # hold it to read several things that must be consistent
+        self._payloads = PayloadFiles(self.path, self._mirror.fetch if self._mirror else None)
+        self._values = _ValueCells()
+        self._last_seq: dict[int, int] = {}  # rank → newest record that `new_records` returned
+        self._index = _NameIndex()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read what was written since the last refresh."""
+        with self.lock:
+            if self._mirror is not None:
+                self._mirror.refresh()
+            self.info = layout.read_info(self.path)
+            for rank in layout.ranks_of(self.path):
+                self.by_rank.setdefault(rank, RankTables(self.path, rank))
+            for tables in self.by_rank.values():
+                before = (len(tables.parts), len(tables.tail))
+                tables.refresh()
+                if before != (len(tables.parts), len(tables.tail)):
+                    self._index.clear()
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that have written."""
+        return sorted(self.by_rank)
+
+    @property
+    def truncated(self) -> dict[int, int]:
+        """Rank → bytes at the end of its tail that are not a complete batch, if there are any."""
+        return {rank: t.truncated for rank, t in self.by_rank.items() if t.truncated}
+
+    def counts(self, kind: Kind | None = None) -> dict[str, int]:
+        """Return how many records each name has, over all ranks."""
+        counts: dict[str, int] = {}
+        for tables in self.by_rank.values():
+            names = tables.counts().items()
+            if kind is None:
+                found = {name: sum(kinds.values()) for name, kinds in names}
+            else:
+                found = {n: kinds[kind.value] for n, kinds in names if kind.value in kinds}
+            for name in counts.keys() & found.keys():
+                found[name] += counts[name]
+            counts |= found
+        return counts
+
+    def names(self, kind: Kind | None = None) -> list[str]:
+        return list(self.counts(kind))
+
+    # -- records without their values ------------------------------------------------------
+
+    def records(
+        self,
+        name: str,
+        *,
+        step: int | None = None,
+        rank: int | None = None,
+        kind: Kind | None = None,
+        last: int | None = None,
+    ) -> list[Record]:
+        with self.lock:
+            if (step is not None or last is not None) and not self._index.is_due(name):
+                return self._search(name, step, rank, kind, last)
+            found = self._index.records(name, step, self._search)
+            return [record for record in found if fits(record, step, rank, kind)]
+
+    def _search(
+        self,
+        name: str,
+        step: int | None = None,
+        rank: int | None = None,
+        kind: Kind | None = None,
+        last: int | None = None,
+    ) -> list[Record]:
+        """Read only the row groups that may hold what is wanted, from the newest back."""
+        found: list[Record] = []
+        for tables in self.by_rank.values():
+            if rank is not None and tables.rank != rank:
+                continue
+            enough = last
+            if last is not None and kind is None:
+                # of a name with several kinds the newest of each is wanted, however old it is
+                enough = last if len(tables.counts().get(name, ())) == 1 else None
+            here: list[Record] = []
+            for unit in reversed(tables.units(name, step)):
+                here = self._read(tables, unit, lambda t: _matches(t, name, step, kind)) + here
+                if enough is not None and len(here) >= enough:
+                    break
+            found += here
+        return self._in_order(found)
+
+    def by_name(self, names: Iterable[str]) -> Iterator[tuple[str, list[Record]]]:
+        """Yield names with all their records; the tables are read once for many names.
+
+        Names are read in batches whose records fit into memory, however large the run is.
+        """
+        counts, batch, size = self.counts(), list[str](), 0
+        for name in names:
+            batch.append(name)
+            size += counts.get(name, 0)
+            if size >= _BATCH:
+                yield from self._read_names(batch).items()
+                batch, size = [], 0
+        if batch:
+            yield from self._read_names(batch).items()
+
+    def _read_names(self, names: list[str]) -> dict[str, list[Record]]:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found: dict[str, list[Record]] = {name: [] for name in names}
+        wanted = column(names, pa.string())
+        with self.lock:
+            for tables, unit in self._units():
+                for record in self._read(
+                    tables, unit, lambda t: pc.is_in(t.column("name"), value_set=wanted)
+                ):
+                    found[record.name].append(record)
+        return {name: self._in_order(records) for name, records in found.items()}
+
+    def new_records(self) -> list[Record]:
+        """Return the records that came since the last call, in the order of their capture."""
+        found: list[Record] = []
+        with self.lock:
+            for rank, tables in self.by_rank.items():
+                seen = self._last_seq.get(rank, -1)
+                for unit in tables.units(after=seen):
+                    found += self._read(
+                        tables,
+                        unit,
+                        lambda t: _compare(t, "seq", seen, "greater"),  # noqa: B023
+                    )
+                self._last_seq[rank] = max((r.seq for r in found if r.rank == rank), default=seen)
+        return sorted(found, key=_capture_order)
+
+    def latest(self, limit: int | None = None) -> list[tuple[Record, int]]:
+        """Return the newest record of every name, kind and rank with the number of records.
+
+        With `limit`, of the first names only.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        known = dict.fromkeys(name for t in self.by_rank.values() for name in t.counts())
+        order = {name: i for i, name in enumerate(itertools.islice(known, limit))}
+        names = column(list(order), pa.string())
+        newest: dict[tuple[int, str, str], tuple[int, Unit]] = {}
+        with self.lock:
+            for tables, unit in self._units():
+                if unit != TAIL:
+                    named = tables.parts[unit[0]].contents.names
+                    if order.keys().isdisjoint(named.keys()):
+                        continue
+                keys = tables.read(unit, ["name", "kind", "seq", "missing"])
+                keys = keys.filter(pc.invert(keys.column("missing")))
+                keys = keys.filter(pc.is_in(keys.column("name"), value_set=names))
+                groups = keys.group_by(["name", "kind"]).aggregate([("seq", "max")])
+                columns = [groups.column(c).to_pylist() for c in ("name", "kind", "seq_max")]
+                for name, kind, seq in zip(*columns, strict=True):
+                    key = tables.rank, name, kind
+                    newest[key] = max(newest.get(key, (-1, unit)), (seq, unit))
+            seqs: dict[tuple[int, Unit], list[int]] = {}
+            for (rank, _, _), (seq, unit) in newest.items():
+                seqs.setdefault((rank, unit), []).append(seq)
+            found: list[tuple[Record, int]] = []
+            counts = {rank: tables.counts() for rank, tables in self.by_rank.items()}
+            for (rank, unit), wanted in seqs.items():
+                chosen = column(wanted, pa.int64())
+                records = self._read(
+                    self.by_rank[rank],
+                    unit,
+                    lambda t: pc.is_in(t.column("seq"), value_set=chosen),  # noqa: B023
+                )
+                found += [(r, counts[rank].get(r.name, {}).get(r.kind.value, 0)) for r in records]
+        return sorted(
+            found, key=lambda each: (order.get(each[0].name, 0), each[0].seq, each[0].rank)
+        )
+
+    def _units(self) -> Iterator[tuple[RankTables, Unit]]:
+        for tables in self.by_rank.values():
+            for unit in tables.units():
+                yield tables, unit
+
+    def _in_order(self, records: list[Record]) -> list[Record]:
+        return sorted(records, key=_capture_order) if len(self.by_rank) > 1 else records
+
+    def _read(
+        self, tables: RankTables, unit: Unit, matches: Callable[[pa.Table], Any]
+    ) -> list[Record]:
+        """Return the records of the rows for which `matches` returns true."""
+        import pyarrow.compute as pc
+
+        keys = tables.read(unit, ["name", "kind", "step", "seq", "missing"])
+        mask = pc.and_(matches(keys), pc.invert(keys.column("missing")))
+        rows = pc.indices_nonzero(mask)
+        if not len(rows):
+            return []
+        records = records_of(tables.read(unit, HEAD_COLUMNS).take(rows))
+        self._values.remember(tables.rank, unit, rows.to_pylist(), records)
+        return records
+
+    # -- values ------------------------------------------------------------------------------
+
+    def load(self, record: Record) -> Record:
+        with self.lock:
+            data, payloads = self._values.cells(self.by_rank[record.rank], record)
+        return msgspec.structs.replace(record, value=self.value_of(data, payloads))
+
+    def value_of(self, data: bytes | None, payloads: list[dict[str, str]] | None) -> Value:
+        """Return the value that the cells ``value`` and ``payloads`` of a row describe."""
+        with self.lock:
+            views = [self._payloads.view(each["file"], each["key"]) for each in payloads or ()]
+        return decode_value(data, views)
+
+    def file(self, name: str) -> Path:
+        """Return the path of a file that `dump` wrote into the run."""
+        path = contained(self.path, Path(name).name)
+        if self._mirror is not None:
+            with self.lock:
+                self._mirror.fetch(path.name)
+        return path
+
+    # -- whole tables ------------------------------------------------------------------------
+
+    def table(self, columns: list[str] | None = None) -> pa.Table:
+        """Return all rows of all ranks, including those of dropped records."""
+        parts = [
+            tables.read_part(part, columns)
+            for tables in self.by_rank.values()
+            for part in range(len(tables.part_sizes()))
+        ]
+        return _joined(parts, columns)
+
+    def dataset(self) -> ds.Dataset:
+        """Return the records of all ranks as an Arrow dataset; dropped records are left out."""
+        import pyarrow as pa
+        import pyarrow.dataset as ds
+
+        columns = schema().remove_metadata()
+        with self.lock:
+            parts = [str(part.path) for tables in self.by_rank.values() for part in tables.parts]
+            tails = [batch for tables in self.by_rank.values() for batch in tables.tail]
+        sealed = ds.dataset(parts, columns, "parquet")
+        rows = pa.Table.from_batches([batch.select(columns.names) for batch in tails], columns)
+        return ds.dataset([sealed, ds.dataset(rows)]).filter(~ds.field("missing"))
+
+    def missing(self) -> list[tuple[str, int, int]]:
+        """Return (name, step, rank) of the records that were dropped over budget."""
+        columns = ["name", "step", "rank", "missing"]
+        found = [
+            tables.read_part(part, columns)
+            for tables in self.by_rank.values()
+            for part in range(len(tables.part_sizes()))
+            if part >= len(tables.parts) or tables.parts[part].contents.missing
+        ]
+        if not found:
+            return []
+        table = _joined(found, columns)
+        rows = table.filter(table.column("missing"))
+        return list(zip(*(rows.column(c).to_pylist() for c in columns[:3]), strict=True))
+
+    def receipts(self) -> dict[int, Receipt]:
+        """Return the receipt of each rank that has ended the run."""
+        files = {rank: layout.receipt_file(Path(), rank) for rank in self.ranks}
+        found = {rank: layout.read_json(self.path, file) for rank, file in files.items()}
+        return {
+            rank: msgspec.convert(data, Receipt)
+            for rank, data in found.items()
+            if isinstance(data, dict)
+        }
+
+
+def is_url(where: object) -> bool:
+    """Return whether this is the URL of a run.
+
+    >>> is_url("s3://bucket/runs/a"), is_url("runs/a")
+    (True, False)
+    """
+    return isinstance(where, str) and "://" in where
+
+
+class _Mirror:
+    """A local copy of a run on object storage, in which fsspec caches the files that are read.
+
+    All other code works on local files, which it can map into memory.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            import fsspec
+        except ImportError:
+            raise MissingExtra(f"{url} needs fsspec: pip install 'tensortap[s3]'") from None
+        self._url = url
+        try:
+            remote, self._root = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise TensortapError(f"{url} cannot be opened: {error}") from None
+        self.folder = Path(tempfile.mkdtemp(prefix="tensortap-"))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        self._fs = fsspec.filesystem(
+            "filecache", fs=remote, cache_storage=str(self.folder / ".cache"), check_files=True
+        )
+
+    def refresh(self) -> None:
+        """Download tables and provenance that are new or have changed."""
+        try:
+            self._fs.invalidate_cache()
+            files = self._fs.find(self._root)
+        except FileNotFoundError:
+            files = []
+        except Exception as error:
+            raise TensortapError(f"{self._url} cannot be read: {error}") from None
+        if not files:
+            raise NotFound(f"no such run: {self._url}")
+        # tails before sealed tables, so that a tail that is sealed meanwhile is not missed
+        for path in sorted(files, key=lambda path: not path.endswith(".arrows")):
+            name = os.path.relpath(path, self._root)
+            in_top = "/" not in name and name.endswith((".json", ".patch"))  # other files: `fetch`
+            if in_top or (name.startswith("records/") and not name.endswith(".part")):
+                self.fetch(name)
+
+    def fetch(self, name: str) -> None:
+        """Download a file unless it is cached and has not changed."""
+        target = contained(self.folder, name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with self._fs.open(f"{self._root}/{name}") as cached:
+                target.unlink(missing_ok=True)
+                os.link(cached.name, target)
+        except FileNotFoundError:
+            raise NotFound(f"{self._url} has no {name}") from None
+
+
+class _NameIndex:
+    """All records of names that are searched often, until something new is written."""
+
+    def __init__(self) -> None:
+        self._searches: collections.Counter[str] = collections.Counter()
+        self._records: dict[str, list[Record]] = {}
+        self._by_step: dict[str, dict[int, list[Record]]] = {}
+
+    def is_due(self, name: str) -> bool:
+        """Count a search, and return whether a name has an index or is to get one."""
+        self._searches[name] += 1
+        return name in self._records or self._searches[name] >= _SEARCHES_BEFORE_INDEX
+
+    def records(
+        self, name: str, step: int | None, search: Callable[[str], list[Record]]
+    ) -> list[Record]:
+        """Return the records of a name, or those of one step; `search` finds all of a name."""
+        if name not in self._records:
+            records = search(name)
+            if sum(map(len, self._records.values())) + len(records) > _INDEXED_RECORDS:
+                self.clear()
+            self._records[name] = records
+            by_step = self._by_step[name] = {}
+            for record in records:
+                by_step.setdefault(record.step, []).append(record)
+        return self._records[name] if step is None else self._by_step[name].get(step, [])
+
+    def clear(self) -> None:
+        """Forget all records."""
+        self._records, self._by_step = {}, {}
+
+
+class _ValueCells:
+    """The cells that describe values, with a cache of the row groups used last."""
+
+    def __init__(self) -> None:
+        self._positions: dict[tuple[int, int], tuple[Unit, int]] = {}  # rank, seq → unit, row
+        self._tables: dict[tuple[int, Unit], pa.Table] = {}
+
+    def remember(self, rank: int, unit: Unit, rows: list[int], records: list[Record]) -> None:
+        """Note the rows of records, so that their cells need no search."""
+        if unit != TAIL:  # its rows get other positions when it is sealed
+            for row, record in zip(rows, records, strict=True):
+                self._positions[rank, record.seq] = (unit, row)
+
+    def cells(self, tables: RankTables, record: Record) -> _Cells:
+        """Return the cells ``value`` and ``payloads`` of a record."""
+        import pyarrow.compute as pc
+
+        unit, row = self._positions.get((record.rank, record.seq), (TAIL, -1))
+        if row >= 0:
+            return self._cells_at(tables, unit, row)
+        for unit in tables.units(record.name, record.step):
+            table = self._table(tables, unit)
+            rows = pc.indices_nonzero(_compare(table, "seq", record.seq)).to_pylist()
+            if rows:
+                return self._cells_at(tables, unit, rows[0])
+        raise CorruptFile(f"{record.name!r} at step {record.step} is no longer in the run")
+
+    def _cells_at(self, tables: RankTables, unit: Unit, row: int) -> _Cells:
+        table = self._table(tables, unit)
+        return table.column("value")[row].as_py(), table.column("payloads")[row].as_py()
+
+    def _table(self, tables: RankTables, unit: Unit) -> pa.Table:
+        if unit == TAIL:
+            return tables.read(unit, _CELLS)
+        key = tables.rank, unit
+        table = self._tables.pop(key, None)
+        if table is None:
+            table = tables.read(unit, _CELLS)
+        self._tables[key] = table
+        if len(self._tables) > _CACHED_CELLS:
+            del self._tables[next(iter(self._tables))]
+        return table
+
+
+def _capture_order(record: Record) -> tuple[int, int]:
+    return record.time_ns, record.seq
+
+
+def _matches(table: pa.Table, name: str, step: int | None, kind: Kind | None) -> Any:
+    import pyarrow.compute as pc
+
+    mask = _compare(table, "name", name)
+    if step is not None:
+        mask = pc.and_(mask, _compare(table, "step", step))
+    if kind is not None:
+        mask = pc.and_(mask, _compare(table, "kind", kind.value))
+    return mask
+
+
+def _compare(table: pa.Table, name: str, value: object, operator: str = "equal") -> Any:
+    import pyarrow.compute as pc
+
+    cells = table.column(name)
+    return getattr(pc, operator)(cells, scalar(value, cells.type))
+
+
+def _joined(tables: list[pa.Table], columns: list[str] | None) -> pa.Table:
+    import pyarrow as pa
+
+    if not tables:
+        empty = schema().empty_table()
+        return empty if columns is None else empty.select(columns)
+    return pa.concat_tables(table.replace_schema_metadata(None) for table in tables)

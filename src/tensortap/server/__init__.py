@@ -1,1 +1,0 @@
-"""The receiving end of the live path."""

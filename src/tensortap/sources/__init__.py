@@ -1,1 +1,0 @@
-"""Sources make records: catch, dump, track, trace and watch."""

@@ -1,1 +1,0 @@
-"""Local variables of chosen functions: found by path, seen where they are bound, kept."""

@@ -1,0 +1,120 @@
+"""Snapshots of Python values: trees of nodes (`tensortap.core.record`) with memory of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensortap.core.buffers import Pool
+from tensortap.core.errors import CaptureError
+from tensortap.core.record import Shard, Summary, TensorData, Value
+from tensortap.stats.columns import Memory
+from tensortap.stats.digest import digest
+from tensortap.values.adapters import CACHED, adapter_of
+from tensortap.values.protocol import PendingDigest, PendingSummary, Snapshot, type_name
+
+
+def snapshot(value: object, pool: Pool) -> Snapshot:
+    """Copy a value; return the tree and the number of payload bytes in it.
+
+    >>> snapshot({"loss": 0.5}, Pool())
+    (Mapping(items=(('loss', 0.5),)), 12)
+    """
+    try:
+        take = CACHED[type(value)].snapshot
+    except KeyError:
+        take = adapter_of(type(value)).snapshot
+    return take(value, pool, ())
+
+
+def borrow(value: object) -> Value:
+    """Return the tree of a value whose large payloads are still the user's own memory."""
+    return adapter_of(type(value)).snapshot(value, None, ())[0]
+
+
+def nbytes_of(value: object) -> int:
+    """Return the number of payload bytes that a snapshot of the value will hold.
+
+    >>> nbytes_of([1.0, "ab"])
+    10
+    """
+    return adapter_of(type(value)).nbytes(value, ())
+
+
+def describe(value: object) -> tuple[str, str, tuple[int, ...]]:
+    """Return the type, dtype and shape of a value as a record states them.
+
+    >>> describe(0.5)
+    ('builtins.float', '', ())
+    """
+    cls = type(value)
+    return type_name(cls), *adapter_of(cls).describe(value)
+
+
+def local_part(value: Any) -> tuple[Any, Shard | None]:
+    """Return this rank's part of a distributed tensor, and which it is; other values as they are.
+
+    >>> local_part(0.5)
+    (0.5, None)
+    """
+    local_shard = adapter_of(type(value)).local_shard
+    return (value, None) if local_shard is None else local_shard(value)
+
+
+def digest_of(value: object) -> bytes:
+    """Return the digest that a snapshot of the value would have, without copying its memory.
+
+    >>> from tensortap.core.record import Mapping
+    >>> digest_of({"loss": 0.5}) == digest(Mapping((("loss", 0.5),)))
+    True
+    """
+    return digest(borrow(value))
+
+
+def memory_of(value: Any) -> Memory | None:
+    """Return where the kernel finds the elements of a tensor; None if it cannot read them.
+
+    >>> memory_of("text")
+    """
+    memory = adapter_of(type(value)).memory
+    return None if memory is None else memory(value)
+
+
+def shard_digest_of(value: Any, shard: Shard | None = None) -> bytes | PendingDigest | None:
+    """Return the digest of a tensor that does not depend on its layout; None for other values.
+
+    `shard` is the part of the whole that it is. On a device the digest is pending.
+
+    >>> import numpy as np
+    >>> len(shard_digest_of(np.ones(3)))
+    25
+    """
+    from tensortap.stats.shard_digest import shard_digest
+    from tensortap.values.view import as_numpy
+
+    adapter = adapter_of(type(value))
+    pending = adapter.digest_later(value, shard) if adapter.digest_later is not None else None
+    if pending is not None:
+        return pending
+    view = adapter.view
+    array = view(value) if view is not None else None
+    if array is None:
+        node = borrow(value)
+        if not isinstance(node, TensorData):
+            return None
+        array = as_numpy(node)
+    return shard_digest(array, shard)
+
+
+def summary_of(value: Any) -> tuple[Summary | None, PendingSummary | None]:
+    """Return the statistics of a tensor, or those that its device is still computing.
+
+    >>> import numpy as np
+    >>> summary_of(np.ones(3))[0].mean
+    1.0
+    """
+    summarize = adapter_of(type(value)).summarize
+    if summarize is None:
+        borrow(value)  # a tensor that cannot be captured raises here, with a remedy
+        raise CaptureError(f"no statistics of a {type(value).__name__}: pass an array or a tensor")
+    found = summarize(value)
+    return (found, None) if isinstance(found, Summary) else (None, found)

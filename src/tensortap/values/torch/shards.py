@@ -1,0 +1,190 @@
+"""Torch tensors as hooks report them: of a DTensor, this rank's part and where it belongs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from tensortap.core.record import Kind, Shard, TensorData
+from tensortap.rooms.track.observing import Observed
+from tensortap.values.torch.meshes import first_rank, mesh_tag
+from tensortap.values.torch.tensors import build, dtype_name
+
+_DESCRIPTIONS = 1 << 16  # that are kept: calls within `generate` have no end
+_NO_TAGS: dict[str, str] = {}
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+def local_part(tensor: Any) -> Any:
+    """Return the part of a DTensor on this rank; any other tensor as it is."""
+    if type(tensor) is not torch.Tensor and hasattr(tensor, "to_local"):
+        return local_shard(tensor)[0]
+    return tensor
+
+
+def local_shard(tensor: Any) -> tuple[Any, Shard]:
+    """Return the local part of a DTensor and its place in the whole, without communication."""
+    with torch.no_grad():
+        local = waited(tensor.to_local())
+    return local.detach(), shard_of(tensor, tuple(tensor.placements))
+
+
+def computed_part(tensor: Any) -> torch.Tensor:
+    """Return this rank's part of a tensor, detached; wait for a collective that computes it."""
+    found: torch.Tensor = local_part(waited(tensor.detach()))
+    return found
+
+
+def recorded_part(data: TensorData, tensor: Any) -> torch.Tensor:
+    """Return a recorded tensor, or the part of it that this rank has of a DTensor."""
+    found: torch.Tensor = build(msgspec.structs.replace(data, framework="torch"))
+    if type(tensor) is not torch.Tensor and hasattr(tensor, "to_local"):
+        local, shard = local_shard(tensor)
+        if found.shape == tensor.shape != local.shape:
+            pairs = zip(shard.offsets, local.shape, strict=True)
+            found = found[tuple(slice(start, start + size) for start, size in pairs)]
+    return found
+
+
+def like(tensor: Any, value: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
+    """Return the value with the dtype, the device and the layout of a tensor."""
+    value = value.to(tensor.device, dtype or tensor.dtype)
+    if hasattr(tensor, "device_mesh"):
+        from torch.distributed.tensor import DTensor
+
+        # with the shape of the whole: torch would assume that all ranks have equal parts
+        return DTensor.from_local(
+            value, tensor.device_mesh, tensor.placements, run_check=False,
+            shape=tensor.shape, stride=tensor.stride(),
+        )  # fmt: skip
+    return value
+
+
+def waited(tensor: Any) -> Any:
+    """Return a tensor once the collective that computes it is done."""
+    return tensor.wait() if hasattr(tensor, "wait") else tensor
+
+
+def shard_of(tensor: Any, placements: tuple[Any, ...]) -> Shard:
+    """Return which part of a DTensor this rank has with some placements."""
+    mesh = tensor.device_mesh
+    coordinate, shape = mesh.get_coordinate(), tuple(tensor.shape)
+    offsets: tuple[int, ...] = ()
+    if coordinate is not None:  # this rank belongs to the mesh
+        offsets = _offsets(shape, tuple(mesh.shape), tuple(coordinate), placements)
+    return Shard(shape, offsets, tuple(str(placement) for placement in placements))
+
+
+@functools.lru_cache(maxsize=4096)
+def _offsets(
+    shape: tuple[int, ...],
+    mesh_shape: tuple[int, ...],
+    coordinate: tuple[int, ...],
+    placements: tuple[Any, ...],
+) -> tuple[int, ...]:
+    """Return where a shard begins in each dimension; the length of the dimension if it is empty."""
+    rows: list[Sequence[int]] = [range(length) for length in shape]
+    for parts, index, placement in zip(mesh_shape, coordinate, placements, strict=True):
+        dim = getattr(placement, "dim", None)
+        if dim is None:  # replicated, or partial sums
+            continue
+        # FSDP after tensor parallelism interleaves its shards with those that exist already
+        pieces = getattr(placement, "split_factor", 1)
+        found = [_chunk(_chunk(rows[dim], pieces, i), parts, index) for i in range(pieces)]
+        rows[dim] = found[0] if pieces == 1 else [row for piece in found for row in piece]
+    return tuple([part[0] if part else size for part, size in zip(rows, shape, strict=True)])
+
+
+def _chunk(rows: Sequence[int], parts: int, index: int) -> Sequence[int]:
+    size = -(-len(rows) // parts)  # as torch.chunk: all but the last are equally long
+    return rows[size * index : size * (index + 1)]
+
+
+class Descriptions:
+    """Descriptions of tensors, kept while a name has the same dtype, shape and tags.
+
+    With `detaching`, tensors are detached: whoever gets them may compute with them.
+    """
+
+    def __init__(self, detaching: bool = True) -> None:
+        self._known: dict[tuple[str, Kind, int], Observed] = {}
+        self._detaching = detaching
+
+    def of(
+        self,
+        name: str,
+        kind: Kind,
+        tensor: torch.Tensor,
+        call: int = 0,
+        type_name: str = "",
+        tags: dict[str, str] = _NO_TAGS,
+        shard: Shard | None = None,
+    ) -> Observed:
+        """Return the description of a plain tensor: that of the last time if it is the same."""
+        known = self._known.get((name, kind, call))
+        if (
+            known is not None
+            and known.shape == tensor.shape
+            and known.dtype == dtype_name(tensor.dtype)
+            and known.tags == tags
+            and known.shard == shard
+            and known.type == type_name
+        ):
+            return known
+        dtype, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
+        found = Observed(name, kind, call, type_name, dtype, shape, shard, tags)
+        if len(self._known) >= _DESCRIPTIONS:
+            self._known.clear()
+        self._known[name, kind, call] = found
+        return found
+
+    def observed(
+        self,
+        name: str,
+        kind: Kind,
+        tensor: torch.Tensor,
+        call: int = 0,
+        type_name: str = "",
+        tags: dict[str, str] = _NO_TAGS,
+        shard: Shard | None = None,
+    ) -> tuple[Observed, torch.Tensor]:
+        """Return what the function `observed` does, with the description of the last time."""
+        if type(tensor) not in _PLAIN:
+            return observed(name, kind, tensor, call, type_name, tags, shard)
+        known = self.of(name, kind, tensor, call, type_name, tags, shard)
+        return known, tensor.detach() if self._detaching else tensor
+
+
+def observed(
+    name: str,
+    kind: Kind,
+    tensor: torch.Tensor,
+    call: int = 0,
+    type_name: str = "",
+    tags: dict[str, str] | None = None,
+    shard: Shard | None = None,
+) -> tuple[Observed, torch.Tensor]:
+    """Return the description of a tensor, and the local, detached tensor itself.
+
+    `shard` is the part that it is, unless it is a DTensor, which knows that itself.
+
+    >>> description, local = observed("fc", Kind.WEIGHT, torch.ones(2, 3, requires_grad=True))
+    >>> description.dtype, description.shape, local.requires_grad
+    ('float32', (2, 3), False)
+    """
+    local: Any = tensor.detach()
+    tags = tags or {}
+    if type(local) is not torch.Tensor:
+        local = waited(local)
+    if type(local) is not torch.Tensor and hasattr(local, "to_local"):
+        mesh = local.device_mesh
+        local, shard = local_shard(local)
+        tags = {**tags, "placements": " ".join(shard.placements), "mesh": mesh_tag(mesh)}
+        if kind in (Kind.ACTIVATION, Kind.GRADIENT):
+            tags["batch"] = first_rank(mesh)
+    dtype, shape = dtype_name(local.dtype), tuple(local.shape)
+    return Observed(name, kind, call, type_name, dtype, shape, shard, tags), local

@@ -1,1 +1,0 @@
-"""Messages, handshake, keys and addresses of the live connection."""

@@ -1,0 +1,546 @@
+import functools
+import gc
+import json
+import linecache
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import executing
+import pytest
+import torch
+
+from tensortap.capture import names
+from tensortap.capture.names import CallSites
+
+
+def catch(value=None, *rest, **options):
+    """Return the name that the real `catch` would give the value."""
+    return CallSites().lookup(sys._getframe(1))
+
+
+class Tap:
+    catch = staticmethod(catch)
+
+
+tap = Tap()
+
+
+class Node:
+    """Has every attribute and item, for writing expressions."""
+
+    def __getattr__(self, name):
+        return self
+
+    def __getitem__(self, key):
+        return self
+
+    def __call__(self, *args, **options):
+        return self
+
+
+model = Node()
+
+
+# --- expressions
+
+
+def test_expression_is_the_name():
+    name = tap.catch(model.lm_head.weight)
+    assert name == "model.lm_head.weight"
+
+
+def test_keyword_argument():
+    name = tap.catch(every=2, value=model.head)
+    assert name == "model.head"
+
+
+def test_keeps_the_text_of_the_source():
+    # fmt: off
+    names = [
+        catch(model["a"][:,0]),
+        catch(  model   . weight  ),
+        catch((model)),  # noqa: UP034
+        catch(model[0] if True else 'x'),
+        catch(model.größe["μ"].σ),
+    ]
+    # fmt: on
+    assert names == [
+        'model["a"][:,0]',
+        "model . weight",
+        "model",
+        "model[0] if True else 'x'",
+        'model.größe["μ"].σ',
+    ]
+
+
+def test_joins_lines():
+    name = tap.catch(
+        model.cat(  # a comment
+            [model.a, model.b],
+            dim=1,
+        ),
+        "…",
+    )
+    assert name == "model.cat([model.a, model.b], dim=1)"
+
+
+def test_two_calls_in_one_line():
+    a = b = model
+    names = (catch(a), catch(b))
+    assert names == ("a", "b")
+    first = catch(a); second = catch(b)  # noqa: E702 # fmt: skip
+    assert [first, second] == ["a", "b"]
+
+
+def test_nested_calls():
+    inner = []
+
+    def through(value):
+        inner.append(value)
+        return value
+
+    name = catch(through(catch(model.x)))
+    assert name == "through(catch(model.x))"
+    assert inner == ["model.x"]
+
+
+def test_lambdas_and_nested_functions_and_comprehensions():
+    def outer():
+        def inner(q):
+            return catch(q.k)
+
+        return inner(model)
+
+    by_lambda = lambda v: catch(v.w)
+    assert outer() == "q.k"
+    assert by_lambda(model) == "v.w"
+    assert [catch(v) for v in (1, 2)] == ["v", "v"]
+    assert {catch(v.s) for v in (model,)} == {"v.s"}
+    assert {k: catch(v.d) for k, v in {1: model}.items()} == {1: "v.d"}
+    assert list(catch(v.g) for v in (model,)) == ["v.g"]  # noqa: C400
+
+
+def test_asserts_that_pytest_rewrites():
+    x = model
+    assert catch(x) == "x", "one call"
+    assert str(catch(x.y)) == "x.y"
+    assert not catch(
+        x.z,
+    ).startswith("value_")
+
+
+def test_starred_arguments_have_no_expression():
+    pair = (1, 2)
+    options = {"value": 1}
+    assert catch(*pair).startswith("value_test_starred_arguments_have")
+    assert catch(**options).startswith("value_test_starred_arguments_have")
+
+
+def test_shortens_long_expressions():
+    name = catch([model.abcdefghijklm, model.nopqrstuvwxyz, model.abcdefghijklm, model.nopqrstu])
+    assert name == (
+        "[model.abcdefghijklm, model.nopqrstuvwxyz, model.abcdefghijklm, model.nopqrstu]"
+    )
+    name = catch([model.abcdefghijklm, model.nopqrstuvwxyz, model.abcdefghijklm, model.nopqrstuvw])
+    assert name == (
+        "[model.abcdefghijklm, model.nopqrstuvwxyz, model.abcdefghijklm, model.nopqrstuv…"
+    )
+    assert len(name) == 80
+
+
+def test_partial():
+    often = functools.partial(catch, every=10)
+    name = often(model.bias)
+    assert name == "model.bias"
+
+
+def test_notebook_cell():
+    filename = "<ipython-input-7-abc>"
+    source = "def f(layer):\n    return catch(layer.weight)\nout = f(model)\n"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    try:
+        cell = {"catch": catch, "model": model}
+        exec(compile(source, filename, "exec"), cell)
+    finally:
+        del linecache.cache[filename]
+    assert cell["out"] == "layer.weight"
+
+
+# --- locations
+
+
+def test_without_source_the_location_is_the_name():
+    space = {"catch": catch, "x": 1}
+    exec("\n\ndef main():\n    return catch(x)\nout = main()\ntop = catch(x)", space)
+    assert space["out"] == "value_main_4"
+    assert space["top"] == "value_module_6"
+
+
+def test_location_includes_the_argument():
+    space = {"look": lambda thing: CallSites("thing").lookup(sys._getframe(1))}
+    exec("out = look(1)", space)
+    assert space["out"] == "thing_module_1"
+
+
+def test_calls_from_c_code_get_the_location():
+    names = list(map(catch, [1, 2]))
+    assert set(names) == {f"value_{sys._getframe().f_code.co_name}_{_line() - 1}"}
+
+
+def _line():
+    return sys._getframe(1).f_lineno
+
+
+def test_autograd_hook_gets_the_location():
+    seen = []
+
+    def hook(grad):
+        seen.append(CallSites().lookup(sys._getframe(1)))
+
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(hook)
+    x.sum().backward()
+    assert [name.startswith("value_") for name in seen] == [True]
+
+
+@pytest.mark.parametrize("problem", [RecursionError, MemoryError, SyntaxError, KeyError])
+def test_errors_give_the_location(monkeypatch, problem):
+    def fail(frame):
+        raise problem("no")
+
+    monkeypatch.setattr(executing.Source, "executing", fail)
+    name = catch(model.weight)
+    assert name == f"value_test_errors_give_the_location_{_line() - 1}"
+
+
+def test_without_executing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "executing", None)
+    name = catch(model.weight)
+    assert name.startswith("value_test_without_executing_")
+
+
+def test_edited_file_is_not_used(tmp_path):
+    path = tmp_path / "train.py"
+    source = (
+        "def step(a, b):\n    first = catch(a)\n    second = catch(b)\n    return first, second\n"
+    )
+    path.write_text(source)
+    space = {"catch": catch}
+    exec(compile(source, str(path), "exec"), space)
+    assert space["step"](1, 2) == ("a", "b")
+
+    fresh = {"catch": catch}
+    exec(compile(source, str(path), "exec"), fresh)
+    path.write_text("import this_line_is_new\n" + source)
+    # line 3 now contains catch(a), in the columns where catch(b) was
+    assert fresh["step"](1, 2) == ("value_step_2", "value_step_3")
+
+
+def test_recently_written_file_is_used(tmp_path):
+    path = tmp_path / "fresh.py"
+    path.write_text("def f(weights):\n    return [catch(w.data) for w in weights]\n")
+    assert path.stat().st_mtime >= names._LOADED
+    space = {"catch": catch}
+    exec(compile(path.read_text(), str(path), "exec"), space)
+    assert space["f"]([model]) == ["w.data"]
+
+
+# --- call sites
+
+
+@pytest.fixture
+def sites():
+    return CallSites()
+
+
+@pytest.fixture
+def look(sites):
+    return lambda value=None: sites.lookup(sys._getframe(1))
+
+
+def test_one_name_within_a_function(look):
+    x = 1
+    names = [look(x), look(x)]
+    for x in range(3):
+        names.append(look(x))  # noqa: PERF401
+    names += [look(x) for x in range(2)]
+    assert set(names) == {"x"}
+
+
+def test_other_functions_get_numbered_names(look):
+    def one(x):
+        return look(x)
+
+    def two(x):
+        return look(x)
+
+    def three(x):
+        return look(x), look(x)
+
+    assert [one(0), two(0), three(0), one(0), two(0)] == ["x", "x_1", ("x_2", "x_2"), "x", "x_1"]
+
+
+def test_numbered_names_never_collide_with_expressions(look):
+    def one(x, x_1):
+        return look(x), look(x_1)
+
+    def two(x):
+        return look(x)
+
+    def three(x_1):
+        return look(x_1)
+
+    assert [one(0, 0), two(0), three(0)] == [("x", "x_1"), "x_2", "x_1_1"]
+
+
+def test_long_expressions_with_the_same_start_stay_distinct(look):
+    source = "def f(m):\n    return look(m" + ".abcdefghij" * 8 + ".a), look(m" + ".abcdefghij" * 8
+    source += ".b)\n"
+    linecache.cache["<long>"] = (len(source), None, source.splitlines(keepends=True), "<long>")
+    try:
+        space = {"look": look}
+        exec(compile(source, "<long>", "exec"), space)
+        a, b = space["f"](model)
+    finally:
+        del linecache.cache["<long>"]
+    assert a != b
+    assert b == a[:77] + "…_1"
+    assert len(a) == len(b) == 80
+
+
+def test_cell_that_is_run_again_keeps_its_names(look):
+    source = "x = 1\nout = look(x)\n"
+    linecache.cache["<cell>"] = (len(source), None, source.splitlines(keepends=True), "<cell>")
+    try:
+        spaces = [{"look": look}, {"look": look}]
+        for space in spaces:
+            exec(compile(source, "<cell>", "exec"), space)
+    finally:
+        del linecache.cache["<cell>"]
+    assert [space["out"] for space in spaces] == ["x", "x"]
+
+
+def test_calls_without_source_stay_distinct(look):
+    space = {"look": look}
+    exec("def f(): return look(1), look(2)\nout = f() + f()", space)
+    assert space["out"] == ("value_f_1", "value_f_1_1", "value_f_1", "value_f_1_1")
+
+
+def test_each_site_is_resolved_once(monkeypatch, sites, look):
+    found = []
+    find = names._expression
+    monkeypatch.setattr(names, "_expression", lambda *args: found.append(1) or find(*args))
+    for _ in range(100):
+        look(model.weight)
+    assert len(found) == 1
+    assert list(sites.known.values()) == ["model.weight"]
+
+
+def test_reused_code_ids_are_not_confused(look):
+    # new code objects often get the address of one that was just freed
+    for index in range(200):
+        space = {"look": look}
+        exec(f"def f{index}(): return look(1)\nout = f{index}()", space)
+        assert space["out"] == f"value_f{index}_1"
+        del space
+        gc.collect(0)
+
+
+def test_threads_get_the_same_names(look):
+    source = "\n".join(f"def f{i}(x): return look(x)" for i in range(40))
+    linecache.cache["<many>"] = (len(source), None, source.splitlines(keepends=True), "<many>")
+    try:
+        space = {"look": look}
+        exec(compile(source, "<many>", "exec"), space)
+        results = [{} for _ in range(8)]
+        barrier = threading.Barrier(8)
+
+        def run(result):
+            barrier.wait()
+            for i in range(40):
+                result[i] = space[f"f{i}"](0)
+
+        threads = [threading.Thread(target=run, args=(result,)) for result in results]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        del linecache.cache["<many>"]
+    assert all(result == results[0] for result in results)
+    assert set(results[0].values()) == {"x"} | {f"x_{i}" for i in range(1, 40)}
+
+
+def test_known_names_can_be_looked_up_directly(sites):
+    def inlined(value):
+        frame = sys._getframe(1)
+        name = sites.known.get((id(frame.f_code), frame.f_lasti))
+        return name, sites.lookup(frame)
+
+    assert [inlined(model.w) for _ in range(2)] == [(None, "model.w"), ("model.w", "model.w")]
+
+
+# --- every supported Python
+
+
+def interpreters():
+    """Return this interpreter, and one of each other supported version that pyenv has."""
+    found = {sys.version_info[:2]: sys.executable}
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    for path in sorted(root.glob("versions/3.*/bin/python")):
+        match = re.match(r"3\.(\d+)\.\d+$", path.parent.parent.name)
+        if match and int(match[1]) >= 11:
+            found.setdefault((3, int(match[1])), str(path))
+    return [
+        pytest.param(path, id=f"{major}.{minor}") for (major, minor), path in sorted(found.items())
+    ]
+
+
+def prepare(folder):
+    """Copy what a script needs, without the rest of tensortap."""
+    shutil.copy(names.__file__, folder / "names.py")
+    if not (folder / "executing").exists():
+        shutil.copytree(Path(executing.__file__).parent, folder / "executing")
+
+
+PREAMBLE = """
+import sys
+import names
+sites = names.CallSites()
+def look(value=None, *rest, **options):
+    return sites.lookup(sys._getframe(1))
+"""
+
+
+def run_python(python, folder, script, *options, stdin=None):
+    prepare(folder)
+    (folder / "looking.py").write_text(PREAMBLE)
+    if stdin is None:
+        path = folder / "script.py"
+        path.write_text("from looking import *\n" + textwrap.dedent(script))
+        options = (*options, str(path))
+    result = subprocess.run(
+        [python, *options],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    return result.stdout
+
+
+SCRIPT = """
+import json
+class M:
+    class lm_head:
+        weight = 1
+model, pair = M, (1, 2)
+out = {}
+out["attribute"] = look(model.lm_head.weight)
+out["keyword"] = look(every=1, value=model.lm_head)
+out["unicode"] = ("μ", look(["μ", model]))[1]
+out["two"] = [look(model), look(pair)]
+out["semicolon"] = [look(1)]; out["semicolon"] += [look(2)]
+out["lines"] = look(
+    max(
+        1,  # one
+        2,
+    ),
+    "rest",
+)
+def outer(q):
+    def inner(k):
+        return look(k + q)
+    return inner(1)
+out["nested"] = outer(1)
+out["lambda"] = (lambda v: look(v * 2))(1)
+out["list"] = [look(v - 1) for v in pair]
+out["set"] = sorted({look(v - 2) for v in pair})
+out["dict"] = {v: look(v - 3) for v in pair}[1]
+out["generator"] = list(look(v - 4) for v in pair)
+def comprehension(x):
+    return [look(x)] + [look(x) for x in pair] + [look(x) for _ in pair]
+out["one function"] = comprehension(1)
+def other(x):
+    for i in range(3):
+        yield look(x)
+out["other function"] = list(other(1))
+async def coroutine(z):
+    return look(z)
+try:
+    coroutine(1).send(None)
+except StopIteration as stop:
+    out["coroutine"] = stop.value
+class Layer:
+    def __init__(self, w):
+        self.name = look(self)
+    def forward(self, x):
+        with open(__file__):
+            try:
+                return look(self.name.upper()) if x else None
+            finally:
+                pass
+out["method"] = Layer(1).forward(1)
+assert look(out).startswith("out")
+out["f-string"] = f"{look(model)}"
+out["map"] = list(map(look, pair))
+space = {"look": look}
+exec("def g(y):\\n    return look(y)\\ngot = g(1)", space)
+out["exec"] = space["got"]
+print(json.dumps(out))
+"""
+
+# the second line of the file is the first line of the script
+MAPPED = 2 + SCRIPT[: SCRIPT.index("map(look")].count("\n")
+EXPECTED = {
+    "attribute": "model.lm_head.weight",
+    "keyword": "model.lm_head",
+    "unicode": '["μ", model]',
+    "two": ["model", "pair"],
+    "semicolon": ["1", "2"],
+    "lines": "max(1, 2)",
+    "nested": "k + q",
+    "lambda": "v * 2",
+    "list": ["v - 1", "v - 1"],
+    "set": ["v - 2"],
+    "dict": "v - 3",
+    "generator": ["v - 4", "v - 4"],
+    "one function": ["x"] * 5,
+    "other function": ["x_1"] * 3,
+    "coroutine": "z",
+    "method": "self.name.upper()",
+    "f-string": "model",
+    "map": [f"value_module_{MAPPED}"] * 2,
+    "exec": "value_g_2",
+}
+
+
+@pytest.mark.parametrize("python", interpreters())
+class TestEveryPython:
+    def test_script(self, python, tmp_path):
+        assert json.loads(run_python(python, tmp_path, SCRIPT)) == EXPECTED
+
+    def test_standard_input(self, python, tmp_path):
+        program = "from looking import *\nx = 1\ndef main():\n    return look(x)\nprint(main())\n"
+        assert run_python(python, tmp_path, "", "-", stdin=program) == "value_main_4\n"
+
+    def test_command(self, python, tmp_path):
+        program = "from looking import *\nx = 1\nprint(look(x))"
+        # Python 3.13 keeps the text of -c for tracebacks, so the expression is available
+        assert run_python(python, tmp_path, "", "-c", program, stdin="") in (
+            "value_module_3\n",
+            "x\n",
+        )
+
+    def test_optimized(self, python, tmp_path):
+        assert json.loads(run_python(python, tmp_path, SCRIPT, "-OO"))["nested"] == "k + q"

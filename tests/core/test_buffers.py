@@ -1,0 +1,352 @@
+"""Recycled memory: blocks are reused, and never leased twice."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensortap.core import buffers, limits
+from tensortap.core.buffers import MappedSegment, OutOfMemory, Pool, Segment, view_of
+
+SOURCE = str(Path(__file__).parents[1] / "src")
+
+
+def prepared(pool):
+    """Return the pool with a complete arena."""
+    pool.prepare()
+    for thread in threading.enumerate():
+        if thread.name == "tensortap-arena":
+            thread.join(60)
+    return pool
+
+
+@pytest.mark.parametrize("prepare", [prepared, lambda pool: pool], ids=["arena", "private"])
+def test_reuses_a_returned_block(prepare):
+    pool = prepare(Pool())
+    lease = pool.acquire(100_000)
+    where = lease.address
+    lease.writable[:] = b"x" * 100_000
+    assert bytes(lease.view) == b"x" * 100_000
+    del lease
+    for _ in range(100):
+        assert pool.acquire(100_000).address == where
+
+
+def test_uses_private_memory_when_the_arena_is_full():
+    pool = prepared(Pool(8 << 20))
+    leases = [pool.acquire(1 << 20) for _ in range(10)]
+    assert [lease.segment.number for lease in leases] == [1] * 8 + [0] * 2
+    assert pool.acquire(9 << 20).segment.number == 0  # larger than the arena
+    assert pool.acquire_shared(1) is None
+    for lease in leases:
+        lease.writable[:] = b"x" * (1 << 20)
+    del leases[3:5], lease
+    merged = pool.acquire_shared(2 << 20)  # two returned neighbors
+    assert merged.segment.number == 1
+    assert all(set(lease.view[::4096]) == {ord("x")} for lease in leases)
+
+
+@given(st.lists(st.tuples(st.integers(1, 300_000), st.integers(0, 5)), max_size=40))
+@settings(max_examples=60)
+def test_leased_blocks_never_overlap(requests):
+    pool = Pool(1 << 20, shared=False)
+    held = []
+    for nbytes, drop in requests:
+        held.append(pool.acquire(nbytes))
+        assert held[-1].writable.nbytes == nbytes
+        if drop < len(held):
+            held.pop(drop)
+        spans = sorted((lease.address, lease.address + lease.nbytes) for lease in held)
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+def test_many_threads_share_a_pool():
+    pool = prepared(Pool(shared=False))
+    wrong = []
+
+    def work(mark: int) -> None:
+        for _ in range(300):
+            leases = [pool.acquire(size) for size in (5000, 70_000, 5000)]
+            for lease in leases:
+                lease.writable[:] = bytes([mark]) * lease.nbytes
+            wrong.extend(lease for lease in leases if set(lease.view[::997]) != {mark})
+
+    threads = [threading.Thread(target=work, args=(mark,)) for mark in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert pool.acquire_shared(pool.nbytes) is not None, "a block was not returned"
+
+
+def resident(address: int) -> int:
+    """Return the kilobytes of the mapping at an address that are in memory."""
+    smaps = Path("/proc/self/smaps").read_text()
+    return int(smaps[smaps.index(f"{address:x}-") :].split("Rss:")[1].split()[0])
+
+
+def test_prepares_the_arena_in_the_background():
+    pool = Pool(80 << 20)
+    pool.prepare()
+    first = pool.acquire(64 << 20)
+    assert first.segment.number == 1  # this part is ready at once
+    prepared(pool)
+    assert pool.acquire(16 << 20).segment.number == 1
+    assert resident(first.segment.address) == 80 << 10
+
+
+@pytest.mark.parametrize("failing", [23, 25], ids=["populate", "collapse"])
+def test_prepares_an_arena_on_an_older_kernel(monkeypatch, failing):
+    madvise = buffers.libc.madvise
+
+    class OldKernel:
+        mmap = buffers.libc.mmap
+
+        def madvise(self, address, nbytes, advice):
+            return -1 if advice == failing else madvise(address, nbytes, advice)
+
+    monkeypatch.setattr(buffers, "libc", OldKernel())
+    pool = prepared(Pool(4 << 20))
+    lease = pool.acquire(4 << 20)
+    assert lease.segment.number == 1
+    assert resident(lease.address) == (0 if failing == 23 else 4 << 10)
+    lease.writable[:] = b"x" * (4 << 20)
+    assert set(mapped(lease).memory[::4096]) == {ord("x")}
+
+
+def test_prepares_at_the_priority_of_training():
+    """Else training waits for a thread that holds the lock of the memory map and cannot run."""
+    segment, priorities = Segment(1, 1 << 20, shared=True), []
+
+    def prepare():
+        segment.prepare(0, 1 << 20)
+        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    thread = threading.Thread(target=prepare)
+    thread.start()
+    thread.join(60)
+    assert priorities == [os.getpriority(os.PRIO_PROCESS, 0)]
+
+
+def test_releases_private_memory_beside_an_arena(monkeypatch):
+    pool = prepared(Pool(4 << 20))
+    leases = [pool.acquire(1 << 20) for _ in range(7)]
+    assert pool.taken == 7 << 20
+    monkeypatch.setattr(buffers, "_KEPT", 0.0)
+    pool.tidy()
+    assert pool.taken == 7 << 20  # blocks of it are leased
+    leases.clear()
+    monkeypatch.setattr(buffers, "_KEPT", 60.0)
+    pool.tidy()
+    assert pool.taken == 7 << 20  # it was used just now
+    monkeypatch.setattr(buffers, "_KEPT", 0.0)
+    pool.tidy()
+    assert pool.taken == 4 << 20
+
+
+def test_blocks_that_wait_for_long_do_not_keep_memory_of_others(monkeypatch):
+    pool = Pool(0)
+    slow = []
+    for _ in range(50):
+        slow.append(pool.acquire(64 << 10))
+        quick = [pool.acquire(64 << 10) for _ in range(100)]  # 6 MiB that are returned
+    assert pool.taken == 32 << 20
+    quick.clear()
+    slow.clear()
+    monkeypatch.setattr(buffers, "_KEPT", 0.0)
+    pool.tidy()
+    assert pool.taken == 0
+
+
+def test_renewed_pool_never_leases_old_memory_again():
+    pool = prepared(Pool())
+    held, returned = pool.acquire(1 << 20), pool.acquire(1 << 20)
+    held.writable[:4] = b"keep"
+    old = held.segment
+    del returned
+    pool.renew()
+    assert all(pool.acquire(1 << 20).segment is not old for _ in range(100))
+    assert bytes(held.view[:4]) == b"keep"
+    fd = old.fd
+    del held, old
+    assert not os.path.exists(f"/proc/self/fd/{fd}")
+    pool = Pool(0)  # all blocks come from chunks
+    old = pool.acquire(1000).segment
+    pool.renew()
+    assert pool.acquire(1000).segment is not old
+
+
+def test_pool_leaves_a_reserve_of_memory(monkeypatch):
+    pool = Pool(4 << 20, shared=False)
+    kept = pool.acquire(1 << 20)
+    free = limits.total_memory() // 20 + (1 << 20)
+    monkeypatch.setattr(limits, "available_memory", lambda: free)
+    with pytest.raises(OutOfMemory, match="this machine is low on memory"):
+        pool.acquire(5 << 20)
+    pool.acquire(3 << 20)  # free blocks can still be used
+    del kept
+    with pytest.raises(MemoryError):
+        pool.acquire(1 << 40)
+
+
+def test_pool_does_not_grow_beyond_its_limit():
+    pool = Pool(1 << 20, limit=lambda: 10 << 20)
+    held = [pool.acquire(1 << 20), *[pool.acquire(3 << 20) for _ in range(3)]]
+    assert pool.taken == 10 << 20
+    with pytest.raises(OutOfMemory, match="all of the 10485760 bytes that it may take"):
+        pool.acquire(3 << 20)
+    del held[:2]
+    held.append(pool.acquire(1 << 20))  # in the arena
+    held.append(pool.acquire(3 << 20))
+    held.clear()
+    pool.acquire(20 << 20)  # alone, a value may be larger
+
+
+def test_failed_mapping_closes_its_file(monkeypatch):
+    before = set(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(buffers.mmap, "mmap", lambda *a, **k: (_ for _ in ()).throw(OSError(12)))
+    with pytest.raises(OSError, match="12"):
+        Segment(1, 4096, shared=True)
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
+
+
+def test_view_waits_for_a_running_copy():
+    pool = Pool(shared=False)
+    lease = pool.acquire(4)
+    calls = []
+
+    def arrive():
+        calls.append(1)
+        lease.writable[:] = b"here"
+
+    lease.fill_later(arrive)
+    assert not calls
+    assert bytes(view_of(lease)) == b"here"
+    assert bytes(lease.view) == b"here"
+    assert calls == [1]
+
+
+def test_view_of_bytes():
+    assert bytes(view_of(b"abc")) == b"abc"
+    assert bytes(view_of(memoryview(b"abc"))) == b"abc"
+    assert view_of(b"").nbytes == view_of(memoryview(b"")).nbytes == 0
+
+
+def test_size_of_a_segment_is_sealed():
+    segment = Segment(1, 8192, shared=True)
+    for size in (4096, 16384):
+        with pytest.raises(PermissionError):
+            os.ftruncate(segment.fd, size)
+    assert os.readlink(f"/proc/self/fd/{segment.fd}").startswith("/memfd:tensortap")
+
+
+def mapped(lease):
+    return MappedSegment(os.getpid(), lease.segment.fd, lease.segment.nbytes)
+
+
+def test_another_process_reads_a_segment():
+    pool = prepared(Pool())
+    lease = pool.acquire(100_000)
+    lease.writable[:] = bytes(range(250)) * 400
+    code = f"""
+import sys; sys.path.insert(0, {SOURCE!r})
+from tensortap.core.buffers import MappedSegment
+seen = MappedSegment({os.getpid()}, {lease.segment.fd}, {lease.segment.nbytes})
+sys.stdout.buffer.write(seen.memory[{lease.offset}:{lease.offset + 100_000}])
+try: seen.memory[0] = 1
+except TypeError: sys.stderr.write("read only")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert done.stdout == bytes(lease.view)
+    assert done.stderr == b"read only"
+
+
+def test_mapping_outlives_its_segment():
+    pool = prepared(Pool())
+    lease = pool.acquire(1 << 20)
+    lease.writable[:5] = b"still"
+    seen = mapped(lease)
+    segment = lease.segment
+    fd = segment.fd
+    del lease, segment
+    pool.renew()
+    pool.acquire(1)
+    assert not os.path.exists(f"/proc/self/fd/{fd}")
+    assert seen.memory[:5] == b"still"
+
+
+@pytest.mark.parametrize("nbytes", [4096, 16384, 0, -1])
+def test_mapping_checks_the_size(nbytes):
+    segment = Segment(1, 8192, shared=True)
+    with pytest.raises((OSError, ValueError)):
+        MappedSegment(os.getpid(), segment.fd, nbytes)
+
+
+def test_maps_only_sealed_tensortap_segments(tmp_path):
+    loose = os.memfd_create("tensortap", os.MFD_ALLOW_SEALING)
+    os.ftruncate(loose, 4096)
+    with pytest.raises(OSError, match="not sealed"):
+        MappedSegment(os.getpid(), loose, 4096)
+    fcntl.fcntl(loose, 1033, 0x2)
+    with pytest.raises(OSError, match="not sealed"):
+        MappedSegment(os.getpid(), loose, 4096)
+    file = os.open(tmp_path / "f", os.O_CREAT | os.O_RDWR)
+    with pytest.raises(OSError, match="is not a tensortap segment"):
+        MappedSegment(os.getpid(), file, 4096)
+    with pytest.raises(OSError, match="No such file"):
+        MappedSegment(os.getpid(), 9999, 4096)
+    os.close(loose)
+    os.close(file)
+
+
+def test_forked_child_does_not_write_into_memory_of_its_parent():
+    """Segments are shared with a forked child, which has to allocate its own."""
+    code = f"""
+import sys; sys.path.insert(0, {SOURCE!r})
+import os, numpy
+from tensortap.capture.pipeline import pipeline
+mine = pipeline.pool.acquire(100_000)
+mine.writable[:] = b"p" * 100_000
+where = mine.address
+child = os.fork()
+if child == 0:
+    del mine
+    for _ in range(10):
+        lease = pipeline.pool.acquire(100_000)
+        lease.writable[:] = b"c" * 100_000
+    os._exit(0 if lease.address != where else 3)
+assert os.waitpid(child, 0)[1] == 0
+assert bytes(mine.view) == b"p" * 100_000
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_many_threads_use_private_memory():
+    pool = Pool(0, limit=lambda: 1 << 30)
+    errors = []
+
+    def work() -> None:
+        try:
+            for _ in range(500):
+                pool.acquire(20_000)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert pool.taken == 32 << 20  # the segment that small blocks are cut from

@@ -1,0 +1,312 @@
+"""Rules over a model: each with the bug, and with the fix."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import tensortap as tap
+from tests.health.training import model, sgd, train
+
+# -- structure -------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """A model with a list of layers, registered or not."""
+
+    def __init__(self, layers: type = list) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(4, 8)
+        self.layers = layers([nn.Linear(8, 8), nn.Linear(8, 2)])
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_hints_in_a_run(tmp_path):
+    net = nn.Sequential(*[nn.Linear(4, 4)] * 2)
+    path = tmp_path / "run"
+    with tap.track(net, sgd(net), alerts=True, on_alert="stop", out_path=path) as tracker:
+        tracker.step()
+    run = tap.open(tracker.path)
+    assert run.alerts() == []
+    (hint,) = run.hints()
+    assert (hint.rule, hint.name, hint.severity) == ("repeated_layer", "Sequential", "hint")
+    assert str(hint).startswith("step 0, Sequential (Weight): hint: the same layer stands in it")
+
+
+@pytest.mark.parametrize("layers", [list, lambda layers: {0: layers}, nn.ModuleList])
+def test_layers_in_a_plain_list(layers):
+    net = Net(layers)
+    if isinstance(net.layers, dict):
+        net.forward = lambda x: net.layers[0][1](net.layers[0][0](net.first(x)))
+    registered = isinstance(net.layers, nn.Module)
+    optimizer = sgd(net)
+    with tap.track(net, optimizer=optimizer, alerts=True) as tracker:
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+            tracker.step()
+    found = {(alert.rule, alert.name) for alert in tracker.alerts}
+    assert found == (set() if registered else {("not_registered", "layers")})
+    assert registered or "it holds 4 tensors" in tracker.alerts[0].message
+
+
+@pytest.mark.parametrize("make", [lambda x: x.requires_grad_(), nn.Parameter, lambda x: x])
+def test_a_tensor_that_is_no_parameter(make):
+    net = model()
+    net.gain = make(torch.ones(2))
+    net.register_forward_hook(lambda module, args, output: output * module.gain)
+    lost = net.gain.requires_grad and not isinstance(net.gain, nn.Parameter)
+    assert train(net, sgd(net)) == ({("not_registered", "gain")} if lost else set())
+
+
+@pytest.mark.parametrize("bug", [True, False])
+def test_one_layer_several_times(bug):
+    layers = [nn.Linear(8, 8)] * 3 if bug else [nn.Linear(8, 8) for _ in range(3)]
+    net = nn.Sequential(nn.Linear(4, 8), act := nn.Tanh(), nn.Sequential(*layers), act)
+    found = train(net, sgd(net, lr=1e-3), hints=True)
+    assert found == ({("repeated_layer", "2")} if bug else set())
+
+
+def test_a_hidden_teacher_is_no_bug():
+    net = Net(nn.ModuleList)
+    teacher = copy.deepcopy(net)
+    net.teacher = [teacher]  # on purpose: it must not be trained or saved
+    optimizer = sgd(net)
+
+    def step():
+        x = torch.randn(3, 4)
+        with torch.no_grad():
+            wanted = teacher(x)
+        optimizer.zero_grad()
+        (net(x) - wanted - 1).square().mean().backward()
+        optimizer.step()
+
+    assert train(net, optimizer, step) == set()
+
+
+def test_tied_weights_that_come_apart():
+    net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False))
+    net[2].weight = net[0].weight
+    optimizer = sgd(net)
+    assert train(net, optimizer) == set()
+    with tap.track(net, optimizer=optimizer, alerts=True) as tracker:
+        for i in range(11):
+            optimizer.zero_grad()
+            net(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+            if i == 2:
+                net[2].weight = nn.Parameter(net[0].weight.detach().clone())
+            tracker.step()
+    found = {alert.name: alert.message for alert in tracker.alerts if alert.rule == "untied"}
+    assert list(found) == ["2.weight"]
+    assert "it was tied to 0.weight" in found["2.weight"]
+
+
+CLASSES = 3
+
+
+def trained(batches, loss=None, *, net=None, hints=False, steps=25, after=None, **options):
+    """Return the rules that speak up while a model is trained on `batches`."""
+    torch.manual_seed(0)
+    net = net or nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+    optimizer = sgd(net, lr=0.01)
+    batches = iter(batches)
+    loss = loss or (lambda output: output.square().mean())
+
+    def step():
+        optimizer.zero_grad()
+        loss(net(next(batches))).backward()
+        optimizer.step()
+        if after is not None:
+            after(net)
+
+    return {rule for rule, _ in train(net, optimizer, step, steps, hints, **options)}
+
+
+def noise(scale=1.0, shape=(16, 4)):
+    while True:
+        yield scale * torch.randn(shape)
+
+
+TARGET = torch.arange(16) % CLASSES
+
+
+# -- modes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["recorded", "no_grad", "attack"])
+def test_gradients_in_evaluation(how):
+    def evaluate(net):
+        net.eval()
+        with torch.set_grad_enabled(how != "no_grad"):
+            output = net(torch.randn(16, 4))
+        if how == "attack":  # gradients that somebody uses
+            torch.autograd.grad(output.sum(), list(net.parameters()))
+        net.train()
+
+    found = trained(noise(), after=evaluate, hints=True)
+    assert found == ({"gradients_in_evaluation"} if how == "recorded" else set())
+
+
+class Noisy(nn.Module):
+    """Dropout by a function; `fixed` tells it about the mode."""
+
+    def __init__(self, fixed: bool) -> None:
+        super().__init__()
+        self.fixed = fixed
+
+    def forward(self, x):
+        return F.dropout(x, 0.5, self.training if self.fixed else True)
+
+
+@pytest.mark.parametrize("how", ["function", "fixed", "module left in train mode"])
+def test_random_numbers_in_evaluation(how):
+    net = model(nn.Dropout(0.5) if "module" in how else Noisy(how == "fixed"))
+
+    def evaluate(net):
+        net.eval()
+        net[1].train("module" in how)  # as for estimates of uncertainty
+        with torch.no_grad():
+            net(torch.randn(16, 4))
+        net.train()
+
+    found = trained(noise(), net=net, after=evaluate, hints=True)
+    assert found == ({"random_in_evaluation"} if how == "function" else set())
+
+
+# -- batches ---------------------------------------------------------------------------------
+
+
+def test_inputs_that_are_not_normalized():
+    pixels = (255 * x.sigmoid() for x in noise())
+    assert trained(pixels, hints=True) == {"not_normalized"}
+    assert trained((x.sigmoid() for x in noise()), hints=True) == set()
+
+
+@pytest.mark.parametrize("scale", [1.0, 50.0])
+def test_inputs_that_change_scale_in_evaluation(scale):
+    def evaluate(net):
+        net.eval()
+        with torch.no_grad():
+            net(scale * torch.randn(16, 4))
+        net.train()
+
+    assert trained(noise(), after=evaluate) == ({"input_scale"} if scale > 1 else set())
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_inputs_that_are_not_finite_have_no_scale(bad):
+    def evaluate(net):
+        net.eval()
+        with torch.no_grad():
+            net(torch.full((16, 4), bad))
+        net.train()
+
+    inputs = (torch.full((16, 4), bad) for _ in itertools.count())
+    found = trained(inputs, after=evaluate, hints=True)
+    assert not found & {"input_scale", "not_normalized"}
+
+
+class Blind(nn.Module):
+    """A model whose output depends on a bias alone."""
+
+    def __init__(self, blind: bool) -> None:
+        super().__init__()
+        self.blind, self.layer = blind, nn.Linear(4, CLASSES)
+
+    def forward(self, x):
+        return self.layer(x * (0 if self.blind else 1))
+
+
+@pytest.mark.parametrize("blind", [True, False])
+def test_an_output_that_does_not_depend_on_the_input(blind):
+    found = trained(noise(), lambda output: F.cross_entropy(output, TARGET), net=Blind(blind))
+    assert ("input_ignored" in found) is blind
+
+
+def test_a_head_that_starts_with_zeros_is_no_bug():
+    net = Blind(False)
+    nn.init.zeros_(net.layer.weight)
+    loss = lambda output: F.cross_entropy(output, TARGET)
+    assert "input_ignored" not in trained(noise(), loss, net=net)
+
+
+# -- dtypes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "step", "switched off"])
+def test_autocast_around_other_code_than_the_model(where):
+    net = model()
+    if where == "switched off":
+        net = Off(net)
+    optimizer = sgd(net, lr=1e-3)
+
+    def autocast(*places):
+        return torch.autocast("cpu", torch.bfloat16, enabled=where in places)
+
+    def step():
+        optimizer.zero_grad()
+        with autocast("forward", "switched off"):
+            loss = net(torch.randn(16, 4)).square().mean()
+        with autocast("backward"):
+            loss.backward()
+        with autocast("step"):
+            optimizer.step()
+
+    found = {rule for rule, _ in train(net, optimizer, step)}
+    assert found == (set() if where == "forward" else {"no_autocast"})
+
+
+class Off(nn.Module):
+    """A model that switches autocast off."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        with torch.autocast("cpu", enabled=False):
+            return self.inner(x)
+
+
+class Mixed(nn.Module):
+    """A model of which a layer leaves autocast, or whose output is float64."""
+
+    def __init__(self, bug: str) -> None:
+        super().__init__()
+        self.bug, self.first, self.second = bug, nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        x = self.first(x)
+        if self.bug == "float32":
+            with torch.autocast("cpu", enabled=False):
+                return self.second(x.float())
+        x = self.second(x)
+        return x.double() if self.bug == "float64" else x
+
+
+@pytest.mark.parametrize("bug", ["", "float32", "float64"])
+def test_layers_that_compute_in_other_dtypes(bug):
+    net = Mixed(bug)
+    optimizer = sgd(net, lr=1e-3)
+
+    def step():
+        with torch.autocast("cpu", torch.bfloat16):
+            optimizer.zero_grad()
+            net(torch.randn(16, 4)).square().mean().backward()
+        optimizer.step()
+
+    found = {rule for rule, _ in train(net, optimizer, step, hints=True)}
+    assert found == ({"wide_layers"} if bug else set())

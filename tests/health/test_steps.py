@@ -1,0 +1,469 @@
+"""Bugs that raise no error: each rule with the bug, and with the fix."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import tensortap as tap
+from tests.health.training import model, sgd, train
+
+
+def test_a_clean_program_raises_no_alert():
+    net = model(nn.Dropout(0.1), nn.BatchNorm1d(8))
+    assert train(net, sgd(net)) == set()
+
+
+def test_a_parameter_in_no_optimizer():
+    net = model()
+    only = torch.optim.SGD(net[0].parameters(), lr=0.1)
+    assert train(net, only) == {("no_optimizer", "1.weight"), ("no_optimizer", "1.bias")}
+    assert train(net, sgd(net)) == set()
+
+
+def _replace(net):
+    net[1] = nn.Linear(8, 2)
+
+
+def _initialize_again(net):
+    net[1].__init__(8, 2)
+
+
+def _tie_anew(net):
+    net[1].weight = nn.Parameter(net[1].weight.detach().clone())
+    net[1].bias = nn.Parameter(net[1].bias.detach().clone())
+
+
+def _move(net):  # to another device, where that makes new parameters; here to another dtype
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        net[1].double().float()
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
+
+
+@pytest.mark.parametrize("change", [_replace, _initialize_again, _tie_anew, _move])
+@pytest.mark.parametrize("when", ["before tracking", "while tracking", "before the optimizer"])
+def test_an_optimizer_that_holds_replaced_parameters(change, when):
+    net = model()
+    if when == "before the optimizer":
+        change(net)
+    optimizer = sgd(net)
+    if when == "before tracking":
+        change(net)
+    with tap.track(net, optimizer=optimizer, alerts=True) as tracker:
+        for i in range(6):
+            if i == 1 and when == "while tracking":
+                change(net)
+            optimizer.zero_grad()
+            net(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+            tracker.step()
+    messages = {a.name: a.message for a in tracker.alerts if a.rule == "no_optimizer"}
+    assert set(messages) == (set() if when == "before the optimizer" else {"1.weight", "1.bias"})
+    expected = "the optimizer has 2 tensors that the model does not have"
+    assert all(expected in message for message in messages.values())
+
+
+def test_parameters_replaced_in_steps_that_are_not_recorded():
+    net = model()
+    optimizer = sgd(net)
+    steps = iter(range(25))
+
+    def step():
+        if next(steps) == 5:
+            net[1] = nn.Linear(8, 2)
+        optimizer.zero_grad()
+        net(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+
+    found = train(net, optimizer, step, every=1000)
+    assert found == {("no_optimizer", "1.weight"), ("no_optimizer", "1.bias")}
+
+
+def test_another_optimizer_may_train_the_rest():
+    net = model()
+    one, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in net)
+
+    def step():
+        for each in (one, other):
+            each.zero_grad()
+        net(torch.randn(3, 4)).square().mean().backward()
+        for each in (one, other):
+            each.step()
+
+    assert train(net, one, step) == set()
+
+
+@pytest.mark.parametrize("bug", ["detached", "never called"])
+def test_a_parameter_without_a_gradient(bug):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.branch = nn.Linear(4, 2), nn.Linear(4, 2)
+
+        def forward(self, x):
+            if bug == "detached":
+                return self.used(x) + self.branch(x).detach()
+            return self.used(x) + (0 if bug else self.branch(x))
+
+    net = Net()
+    optimizer = sgd(net)
+    with tap.track(net, optimizer=optimizer, alerts=True) as tracker:
+        for _ in range(22):
+            optimizer.zero_grad()
+            net(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+            tracker.step()
+    found = {alert.name: alert.message for alert in tracker.alerts if alert.rule == "no_gradient"}
+    assert set(found) == {"branch.weight", "branch.bias"}
+    why = "is its output detached" if bug == "detached" else "is it called in forward()?"
+    assert why in found["branch.weight"]
+    bug = ""
+    assert train(net, optimizer) == set()
+
+
+CUTS = {
+    "item": lambda loss: torch.tensor(loss.item(), requires_grad=True),
+    "detach": lambda loss: loss.detach().requires_grad_(),
+    "fine": lambda loss: loss,
+}
+
+
+@pytest.mark.parametrize("how", CUTS)
+def test_a_loss_that_is_cut_off_from_the_model(how):
+    net = model()
+    optimizer = sgd(net)
+
+    def step():
+        optimizer.zero_grad()
+        CUTS[how](net(torch.randn(3, 4)).square().mean()).backward()
+        optimizer.step()
+
+    assert train(net, optimizer, step) == (set() if how == "fine" else {("no_gradient", "model")})
+
+
+def test_a_frozen_parameter_that_the_optimizer_changes():
+    net = model()
+    optimizer = sgd(net, lr=1e-3)
+    net(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+    net[0].weight.requires_grad_(False)  # its gradient stays, and its momentum
+
+    def step():
+        for parameter in net.parameters():
+            if parameter.requires_grad:
+                parameter.grad = None
+        net(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+
+    assert ("frozen_changes", "0.weight") in train(net, optimizer, step)
+    net[0].weight.grad = None
+    assert train(net, optimizer) == set()
+
+
+def test_gradients_zeroed_before_the_step():
+    net = model()
+    optimizer = sgd(net)
+    for keep in (True, False):
+
+        def step(keep=keep):
+            net(torch.randn(3, 4)).square().mean().backward()
+            optimizer.zero_grad(set_to_none=keep)
+            optimizer.step()
+
+        assert train(net, optimizer, step) == {("gradient_discarded", "model")}
+        assert train(net, optimizer) == set()  # zeroed before the backward pass
+
+
+def test_gradients_that_are_never_zeroed():
+    net = model()
+    optimizer = sgd(net)
+
+    def step():
+        net(torch.randn(3, 4)).square().mean().backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+
+    assert train(net, optimizer, step) == {("gradient_not_zeroed", "model")}
+
+    def zeroes_the_model():
+        step()
+        net.zero_grad(set_to_none=False)
+
+    def zeroes_data():  # without a trace in the versions of gradients
+        net(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+        for parameter in net.parameters():
+            parameter.grad.data.zero_()
+
+    net.zero_grad()
+    assert train(net, optimizer, zeroes_the_model) == set()
+    assert train(net, optimizer, zeroes_data) == set()
+
+
+def test_accumulation_is_no_bug():
+    net = model()
+    optimizer = sgd(net)
+
+    def step():
+        optimizer.zero_grad()
+        for _ in range(4):
+            net(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+
+    assert train(net, optimizer, step) == set()
+
+
+def test_a_step_that_is_called_twice():
+    net = model()
+    optimizer = sgd(net)
+
+    def step():
+        optimizer.zero_grad()
+        net(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.step()
+
+    assert train(net, optimizer, step) == {("step_repeated", "model")}
+    net = model()
+    assert train(net, sgd(net)) == set()
+
+
+def test_learning_rates():
+    net = model()
+    optimizer = sgd(net, lr=0.0)
+    assert ("learning_rate", "learning rate of group 0") in train(net, optimizer)
+    optimizer = sgd(net, lr=1e-3)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 100.0 if n == 10 else 1.0)
+
+    def step():
+        optimizer.zero_grad()
+        net(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+        schedule.step()
+
+    assert train(net, optimizer, step) == {("learning_rate", "learning rate of group 0")}
+    optimizer = sgd(net, lr=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 25)
+    assert train(net, optimizer, step, steps=24) == set()
+    optimizer = sgd(net, lr=1e-3)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 - n / 20)  # too short
+    assert train(net, optimizer, step) == {("learning_rate", "learning rate of group 0")}
+
+
+def test_training_in_eval_mode():
+    net = model(nn.Dropout(0.5))
+    net.eval()
+    assert train(net, sgd(net), only_training=False) == {("training_in_eval", "model")}
+    net.train()
+    assert train(net, sgd(net)) == set()
+    plain = model().eval()  # nothing in it depends on the mode
+    assert train(plain, sgd(plain), only_training=False) == set()
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_dropout_in_evaluation(fixed):
+    net = model(nn.Dropout(0.5))
+    optimizer = sgd(net)
+
+    def step():
+        optimizer.zero_grad()
+        net(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            net.train(not fixed)
+            net(torch.randn(3, 4))
+            net.train()
+
+    assert train(net, optimizer, step) == (set() if fixed else {("dropout_in_evaluation", "1")})
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_an_evaluation_after_the_last_step(fixed):
+    net = model(nn.Dropout(0.5))
+    with tap.track(net, optimizer=sgd(net), alerts=True) as tracker:
+        net(torch.randn(3, 4)).square().mean().backward()
+        tracker.step()
+        with torch.no_grad():
+            net.train(not fixed)
+            net(torch.randn(3, 4))
+    assert [alert.rule for alert in tracker.alerts] == ([] if fixed else ["dropout_in_evaluation"])
+
+
+def test_few_values_may_be_close_to_each_other_by_chance():
+    net = nn.Linear(2, 1)
+    nn.init.constant_(net.weight, 0.5)
+    with torch.no_grad():
+        net.weight[0, 0] += 1e-4
+
+    def step():
+        net(torch.randn(3, 2)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    optimizer = sgd(net)
+    assert train(net, optimizer, step, steps=3) == set()
+
+
+def test_initial_weights():
+    net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(5)), nn.Linear(64, 2))
+    nn.init.constant_(net[0].weight, 0.01)
+    net[2].weight = nn.Parameter(net[1].weight.detach().clone())
+    with torch.no_grad():
+        net[3].weight.copy_(torch.arange(64.0 * 64).view(64, 64) - 2047.5)
+        net[4].weight.zero_()  # on purpose, as in residual branches
+        net[5].weight.copy_(1e-6 * torch.arange(128.0).view(2, 64))
+    with tap.track(net, optimizer=sgd(net, lr=1e-6), alerts=[tap.alerts.initialization()]) as t:
+        t.step()
+    assert {alert.name: alert.message for alert in t.alerts} == {
+        "0.weight": "all of its values start as 0.01",
+        "2.weight": "it starts with the same random values as 1.weight",
+        "3.weight": "it starts with a standard deviation of 1.18e+03, where 0.125 is usual for 64 "
+        "inputs",
+        "5.weight": "it starts with a standard deviation of 3.71e-05, where 0.125 is usual for 64 "
+        "inputs",
+    }
+    for layer in net:
+        layer.reset_parameters()
+    with tap.track(net, optimizer=sgd(net, lr=1e-6), alerts=[tap.alerts.initialization()]) as t:
+        t.step()
+    assert t.alerts == []
+
+
+def test_memory_that_nobody_initialized():
+    net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    with torch.no_grad():  # what torch.empty() may return, after pointers or text
+        net[0].bias.view(torch.int32).fill_(0x6472_6F77)
+        net[1].bias.view(torch.int32).fill_(0x0000_7F3A)
+        net[2].weight.fill_(float("nan"))
+        net[3].bias.zero_()
+    found = train(net, sgd(net, lr=1e-6), lambda: None, steps=1)
+    assert {name for rule, name in found if rule == "initialization"} == {
+        "0.bias", "1.bias", "2.weight",
+    }  # fmt: skip
+
+
+def test_a_copy_that_is_not_trained_may_be_equal():
+    online = model()
+    net = nn.ModuleDict({"online": online, "target": copy.deepcopy(online)})
+    only, both = sgd(online), sgd(net)
+    assert train(net, only, lambda: None, steps=1) == set()
+    assert {name for _, name in train(net, both, lambda: None, steps=1)} == {
+        "target.0.weight", "target.1.weight",
+    }  # fmt: skip
+
+
+def test_a_rule_that_raises_does_not_reach_training(caplog):
+    def broken(facts, state):
+        raise RuntimeError("broken rule")
+        yield
+
+    rule = tap.alerts.no_optimizer()
+    rule.__dict__["of_steps"] = broken
+    net = model()
+    with contextlib.suppress(RuntimeError), tap.track(net, optimizer=sgd(net), alerts=[rule]) as t:
+        t.step()
+        t.step()
+    assert t.alerts == []
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_training_is_bit_identical(seed):
+    torch.manual_seed(seed)
+    net = model(nn.Dropout(0.1))
+    twin = copy.deepcopy(net)
+    for each, tracked in ((net, True), (twin, False)):
+        torch.manual_seed(seed)
+        optimizer = sgd(each)
+        context = tap.track(each, optimizer=optimizer, alerts=True) if tracked else None
+        with context or contextlib.nullcontext() as tracker:
+            for _ in range(5):
+                optimizer.zero_grad()
+                each(torch.randn(3, 4)).square().mean().backward()
+                optimizer.step()
+                if tracker is not None:
+                    tracker.step()
+    for a, b in zip(net.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_updates_that_are_lost_in_rounding():
+    for lr, expected in ((1e-4, {("never_changes", "1.weight")}), (0.1, set())):
+        net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2)).bfloat16()
+        optimizer = torch.optim.SGD(net[1:2].parameters(), lr=lr)
+
+        def step(net=net, optimizer=optimizer):
+            optimizer.zero_grad()
+            net(torch.randn(3, 4).bfloat16()).square().mean().backward()
+            optimizer.step()
+
+        rules = [tap.alerts.never_changes()]
+        with tap.track(net, optimizer=optimizer, alerts=rules) as tracker:
+            for _ in range(31):
+                step()
+                tracker.step()
+        assert {(alert.rule, alert.name) for alert in tracker.alerts} == expected
+
+
+def test_rows_of_an_embedding_without_a_gradient_may_stay():
+    net = nn.Sequential(nn.Embedding(5000, 8), nn.Linear(8, 2))
+    optimizer = sgd(net, momentum=0.0)
+
+    def step():
+        optimizer.zero_grad()
+        net(torch.tensor([3, 4])).square().mean().backward()
+        optimizer.step()
+
+    assert train(net, optimizer, step, steps=31) == set()
+
+
+def test_gradients_that_are_rounding_errors_are_no_bug():
+    net = model(nn.BatchNorm1d(8))  # takes away the bias of the layer before it
+    assert train(net, sgd(net, lr=1e-3), steps=31) == set()
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.8), True),
+        (lambda o: torch.optim.lr_scheduler.StepLR(o, 5, 0.1), True),
+        (lambda o: torch.optim.lr_scheduler.StepLR(o, 20, 0.1), False),
+        (lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 30), False),
+        (lambda o: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.0, 30), False),
+    ],
+)
+def test_a_schedule_of_epochs_that_is_stepped_per_batch(make, found):
+    net = model()
+    optimizer = sgd(net, lr=0.01)
+    scheduler = make(optimizer)
+
+    def step():
+        optimizer.zero_grad()
+        net(torch.randn(16, 4)).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+
+    hints = train(net, optimizer, step, hints=True, steps=29)
+    name = "learning rate of group 0"
+    assert hints == ({("scheduler_per_batch", name)} if found else set())
+
+
+@pytest.mark.parametrize("zeroed", [True, False])
+def test_clipping_after_the_step(zeroed):
+    net = nn.Linear(4, 4)
+    optimizer = sgd(net, lr=1e-4)
+
+    def step():
+        optimizer.zero_grad()
+        net(torch.randn(16, 4)).square().mean().backward()
+        optimizer.step()
+        for parameter in net.parameters():
+            parameter.grad.mul_(0.0 if zeroed else 0.5)  # zeroed by hand, or clipped
+
+    found = train(net, optimizer, step, hints=True)
+    assert found == (set() if zeroed else {("clipping", "model")})

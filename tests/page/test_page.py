@@ -1,0 +1,565 @@
+"""The page in a real browser: every tab, live, by mouse and keyboard, offline."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+from playwright import sync_api as playwright
+
+import tensortap as tap
+from tensortap.stats import summarize_array
+from tests.page.conftest import HOSTILE, LAYERS, STEPS, Writer, serving
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium, which make test installs"),
+    pytest.mark.slow,
+]
+TABS = [
+    "overview", "lines", "exponents", "tensors", "ranks", "compare", "alerts", "health",
+    "operations", "provenance", "receipt",
+]  # fmt: skip
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
+    "--disable-component-update",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        # one context for all tests: plotly.js is loaded and compiled once
+        context = browser.new_context(viewport={"width": 1280, "height": 800})
+        context.set_default_timeout(200_000)
+        yield context
+        browser.close()
+
+
+# the state of a page, for error messages
+WHERE = """() => [location.hash, document.activeElement.outerHTML.slice(0, 60),
+  document.body.dataset, document.getElementById("notice").innerText,
+  document.querySelector("dialog").open,
+  [...document.querySelectorAll(".panel")].map((p) => `${p.id} ${p.hidden}`)]"""
+
+
+class Tab:
+    """A browser on the page that records errors and requests to other servers."""
+
+    def __init__(self, chromium, page, fragment=""):
+        self.server = page
+        self.page = chromium.new_page()
+        self.errors, self.foreign_requests = [], []
+        self.page.on("console", self._console)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.errors.append(f"dialog {dialog.message}"))
+        self.page.on("request", self._request)
+        self.open_requests = set()
+        for event in ("requestfinished", "requestfailed"):
+            self.page.on(event, lambda request: self.open_requests.discard(request.url))
+        self.page.goto(f"{page.url}{fragment}")
+        self.ready()
+
+    def _console(self, message):
+        # the page shows responses with an error; the browser logs them as well
+        if message.type in ("error", "warning") and "the server responded" not in message.text:
+            self.errors.append(message.text)
+
+    def _request(self, request):
+        self.open_requests.add(request.url)
+        own = (self.server.address, "data:", "blob:", self.server.address.replace("http", "ws"))
+        if not request.url.startswith(own):
+            self.foreign_requests.append(request.url)
+
+    def ready(self):
+        self.page.wait_for_selector("body[data-ready=yes]")
+        self.page.wait_for_selector("body[data-push=open]")
+
+    def open(self, tab):
+        self.page.click(f"#tab-{tab}")
+        self.shown(tab)
+
+    def shown(self, tab):
+        try:
+            self.page.wait_for_selector(f"[data-drawing=no] #panel-{tab}:not([hidden])")
+        except playwright.TimeoutError as error:
+            raise AssertionError(
+                f"{tab} was not shown: {self.page.evaluate(WHERE)}, {self.open_requests}"
+            ) from error
+
+    def go(self, query):
+        """Go to an address without loading the page anew."""
+        self.page.evaluate(
+            """query => new Promise((done) => {
+              addEventListener("popstate", () => setTimeout(done), { once: true });
+              if (location.hash === "#" + query) done();
+              location.hash = query;
+            })""",
+            query,
+        )
+        self.shown(dict(re.findall(r"(\w+)=([^&]*)", query)).get("tab", "overview"))
+
+    def state(self):
+        # the page delays writing its address, and does it now when it is left
+        self.page.evaluate("dispatchEvent(new Event('pagehide'))")
+        return dict(re.findall(r"[#&](\w+)=([^&]*)", self.page.evaluate("location.hash")))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        self.page.close()
+        if kind is None:
+            self.check()
+
+    def check(self):
+        """Assert that there were no errors and no requests to other servers."""
+        assert self.errors == []
+        assert self.foreign_requests == []
+
+
+@pytest.fixture(scope="module")
+def shared_tab(chromium, page):
+    with Tab(chromium, page) as tab:
+        yield tab
+
+
+@pytest.fixture
+def visit(shared_tab):
+    """A function that goes to an address of the shared page."""
+    shared_tab.page.emulate_media(color_scheme="light")
+
+    def go(query):
+        shared_tab.go(query)
+        return shared_tab
+
+    yield go
+    shared_tab.check()
+
+
+def test_every_tab_has_content(visit):
+    tab = visit("run=a")
+    q = tab.page
+    assert "token" not in q.url
+    for name in TABS:
+        tab.open(name)
+        assert q.locator(f"#tab-{name}").get_attribute("aria-selected") == "true"
+        assert q.locator("#notice").is_hidden()
+    tab.open("overview")
+    assert q.locator("#panel-overview .heatmaplayer").count()
+    tab.open("lines")
+    assert q.locator("#panel-lines .scatterlayer .trace").count() >= 2
+    tab.open("exponents")
+    assert q.locator("#panel-exponents .barlayer").count()
+    tab.open("tensors")
+    assert q.locator("#panel-tensors .heatmaplayer").count()
+    assert "[16, 24] float32" in q.locator("#panel-tensors").inner_text()
+    tab.open("alerts")
+    assert "blocks.1.mlp" in q.locator("#panel-alerts tbody").inner_text()
+    assert q.locator("#tab-alerts .badge").inner_text() == "1"
+    tab.open("receipt")
+    assert "Nothing was dropped" in q.locator("#panel-receipt").inner_text()
+
+
+def test_a_cell_of_the_heatmap_opens_its_exponents(visit):
+    tab = visit("run=a&kind=Gradient")
+    q = tab.page
+    q.evaluate("""() => {
+      const plot = document.querySelector("#panel-overview .js-plotly-plot");
+      const all = plot.data.find((t) => t.type === "heatmap");
+      window.cell = plot.layout.meta.layers.indexOf("blocks.0.mlp");
+    }""")
+    box = q.locator("#panel-overview .overview .heatmaplayer image").first.bounding_box()
+    row = q.evaluate("window.cell")
+    q.mouse.click(
+        box["x"] + box["width"] * (7 + 0.5) / STEPS,
+        box["y"] + box["height"] * (row + 0.5) / len(LAYERS),
+    )
+    q.wait_for_selector("#tab-exponents[aria-selected=true]")
+    tab.shown("exponents")
+    state = tab.state()
+    assert (state["name"], state["step"], state["kind"]) == ("blocks.0.mlp", "7", "Gradient")
+    assert "blocks.0.mlp" in q.locator("#panel-exponents .js-plotly-plot").text_content()
+    q.go_back()
+    q.wait_for_selector("#tab-overview[aria-selected=true]")
+
+
+def test_shows_the_value_under_the_mouse(visit, runs):
+    wanted = tap.open(runs / "a").get("head", step=11, kind="Activation")
+    tab = visit("run=a&tab=tensors&name=head&kind=Activation&step=11")
+    q = tab.page
+    box = q.locator("#panel-tensors .tensor .heatmaplayer image").first.bounding_box()
+    row, column = 5, 17
+    q.mouse.move(
+        box["x"] + box["width"] * (column + 0.5) / 24,
+        box["y"] + box["height"] * (row + 0.5) / 16,
+    )
+    text = q.locator(".tensor .hoverlayer text").first.text_content()
+    place, _, value = text.partition("=")
+    assert place.strip() == f"[{row}, {column}]"
+    assert np.float32(value.strip().replace("−", "-")) == wanted[row, column]
+
+
+def test_shows_one_nan_among_sixteen_million_values(visit):
+    tab = visit("run=raw&tab=tensors&name=big&kind=Value")
+    q = tab.page
+    drawn = q.evaluate("""() => {
+      const plot = document.querySelector("#panel-tensors .tensor");
+      return plot.data.map((t) => t.name).filter(Boolean);
+    }""")
+    assert "NaN" in drawn
+    assert "+Inf" in drawn
+    # its tile has a color that is not in the scale
+    images = q.locator("#panel-tensors .tensor .heatmaplayer image")
+    assert images.count() == 3
+    assert "NaN" in q.locator("#panel-tensors .stats").inner_text()
+    box = images.first.bounding_box()
+    x = box["x"] + box["width"] * 3210 / 4096
+    y = box["y"] + box["height"] * 1234 / 4096
+    q.mouse.move(x - 9, y - 9)
+    q.mouse.down()
+    q.mouse.move(x + 9, y + 9, steps=5)
+    with q.expect_response(lambda r: "zoom=" in r.url):
+        q.mouse.up()
+    q.wait_for_function(
+        "() => !document.querySelector('#panel-tensors .tensor').layout.meta.reduced"
+    )
+    top, bottom, left, right = (int(n) for n in tab.state()["zoom"].split(","))
+    assert top < 1234 < bottom < top + 400
+    assert left < 3210 < right < left + 400
+    q.get_by_role("button", name="Whole slice").click()
+    q.wait_for_function(
+        "() => document.querySelector('#panel-tensors .tensor').layout.meta.reduced"
+    )
+
+
+def test_zooming_into_steps_applies_to_all_figures(visit):
+    tab = visit("run=a&tab=lines&name=head")
+    q = tab.page
+    box = q.locator("#panel-lines .nsewdrag").first.bounding_box()
+    q.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 20)
+    q.mouse.down()
+    q.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 60, steps=4)
+    q.mouse.up()
+    q.wait_for_function("() => location.hash.includes('span=')")
+    span = [float(n) for n in tab.state()["span"].split(",")]
+    assert 5 < span[0] < 13 < span[1] < 23
+    tab.open("overview")
+    at = "document.querySelector('#panel-{} .js-plotly-plot').layout.xaxis.range"
+    assert q.evaluate(at.format("overview")) == span
+    q.reload()
+    tab.ready()
+    assert q.evaluate(at.format("overview")) == span
+    q.get_by_role("button", name="All steps").click()
+    q.wait_for_function(f"() => {at.format('overview')}[1] === {STEPS - 0.5}")
+
+
+def test_slices_of_many_axes(visit):
+    tab = visit("run=raw&tab=tensors&name=seven&kind=Value")
+    q = tab.page
+    assert q.locator("#panel-tensors .axes input[type=range]").count() == 5
+    slider = q.get_by_label("Index on axis 0")
+    slider.focus()
+    slider.press("ArrowRight")
+    q.wait_for_function("() => document.querySelector('.stats').innerText.includes('67')")
+    assert tab.state()["at"].startswith("1,0")
+    tab.go("run=raw&tab=tensors&name=nothing&kind=Value")
+    assert "no elements" in q.locator("#panel-tensors").inner_text()
+    tab.go("run=raw&tab=tensors&name=words&kind=Value")
+    assert "holds no tensor" in q.locator("#panel-tensors").inner_text()
+
+
+def test_reloading_restores_the_state(visit):
+    tab = visit("run=a")
+    q = tab.page
+    q.select_option("#kind", "Gradient")
+    q.fill("#search", "blocks")
+    tab.open("lines")
+    q.get_by_role("treeitem", name="blocks.1.attn").click()
+    q.get_by_role("treeitem", name="blocks.0.attn").click(modifiers=["Control"])
+    q.get_by_role("button", name="std", exact=True).click()
+    q.get_by_role("button", name="Log", exact=True).first.click()
+    q.fill("#step", "13")
+    q.press("#step", "Enter")
+    q.click("#theme")
+    tab.shown("lines")
+    before, address = tab.state(), q.evaluate("location.href")
+    q.reload()
+    tab.ready()
+    tab.shown("lines")
+    assert q.url == address
+    assert tab.state() == before
+    assert q.locator("html").get_attribute("data-theme") == "dark"
+    assert q.input_value("#search") == "blocks"
+    assert q.input_value("#step") == "13"
+    assert q.locator("#panel-lines .chip [title]").all_inner_texts() == [
+        "blocks.1.attn",
+        "blocks.0.attn",
+    ]
+    assert (
+        q.evaluate("document.querySelector('#panel-lines .js-plotly-plot').layout.yaxis.type")
+        == "log"
+    )
+
+
+def test_keyboard_and_curve_set_the_step(visit):
+    tab = visit("run=a&step=10")
+    q = tab.page
+    q.keyboard.press("ArrowRight")
+    assert q.input_value("#step") == "11"
+    q.keyboard.press("Shift+ArrowLeft")
+    assert q.input_value("#step") == "1"
+    q.keyboard.press("End")
+    assert q.input_value("#step") == str(STEPS - 1)
+    q.keyboard.press("/")
+    q.keyboard.type("attn")
+    q.wait_for_function("() => document.getElementById('found').innerText === '2 of 7 names'")
+    q.keyboard.press("Escape")
+    q.keyboard.press("?")
+    assert q.locator("#keyboard").is_visible()
+    q.keyboard.press("Escape")
+    q.wait_for_selector("#keyboard", state="hidden")
+    q.keyboard.press("3")
+    tab.shown("exponents")
+    q.keyboard.press("Home")
+    assert q.input_value("#step") == "0"
+    q.keyboard.press(" ")
+    q.wait_for_function("() => Number(document.getElementById('step').value) >= 3")
+    q.keyboard.press(" ")
+    box = q.locator("#training .nsewdrag").first.bounding_box()
+    q.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20)
+    q.mouse.click(box["x"] + box["width"] / 2, box["y"] + 20)
+    q.wait_for_function("() => ['14', '15'].includes(document.getElementById('step').value)")
+
+
+def test_names_are_never_markup(visit):
+    tab = visit("run=a&kind=Gradient")
+    q = tab.page
+    row = q.get_by_role("treeitem").filter(has_text="onerror")
+    assert row.inner_text().strip() == HOSTILE
+    row.click()
+    for name in ("lines", "exponents", "tensors", "alerts", "overview"):
+        tab.open(name)
+        assert q.locator("main img").count() == 0
+        assert q.locator("main b").filter(has_text="'\"&").count() == 0
+    assert "onerror" in q.locator("#panel-overview .overview").text_content()
+
+
+def test_compares_two_runs(visit):
+    tab = visit("run=a&tab=compare")
+    q = tab.page
+    q.get_by_label("The other run").first.select_option("b")
+    frame = q.frame_locator("#panel-compare iframe")
+    frame.locator("#verdict").wait_for()
+    assert frame.locator("#verdict").inner_text() == "✗ The runs differ"
+    assert "embed" in frame.locator("#first").inner_text()
+    frame.locator("#figure0").scroll_into_view_if_needed()
+    frame.locator("#figure0 .hm").first.wait_for()
+    assert tab.state()["other"] == "b"
+    back = "getComputedStyle(document.body).backgroundColor"
+    light = frame.locator("body").evaluate(f"() => {back}")
+    q.click("#theme")
+    dark = q.frame_locator("#panel-compare iframe[data-theme=dark]")
+    dark.locator("#verdict").wait_for()
+    assert dark.locator("body").evaluate(f"() => {back}") != light
+    q.get_by_role("button", name="Show its lines").click()
+    tab.shown("lines")
+    assert tab.state()["step"] == "12"
+    tab.go("run=a&tab=tensors&name=head&kind=Activation&step=13&minus=run&other=b")
+    assert "minus b, step 13" in q.locator("#panel-tensors").inner_text()
+
+
+def test_empty_run_and_run_of_values(visit):
+    tab = visit("run=empty")
+    for name in TABS:
+        tab.open(name)
+        assert tab.page.locator(f"#panel-{name}").inner_text().strip()
+    tab.page.get_by_role("option", name="raw").click()
+    tab.open("overview")
+    assert tab.page.locator("#panel-overview .heatmaplayer").count()  # single numbers have values
+    statistic = tab.page.locator("#panel-overview").get_by_label("Statistic", exact=True)
+    statistic.select_option("rm2")
+    tab.page.get_by_text("no rm2 of Value").wait_for()
+    # a figure after a message reacts to clicks again
+    statistic.select_option("value")
+    box = tab.page.locator("#panel-overview .heatmaplayer image").first.bounding_box()
+    tab.page.mouse.click(box["x"] + 5, box["y"] + 5)
+    tab.shown("exponents")
+
+
+def test_theme_follows_the_system_until_one_is_chosen(visit):
+    tab = visit("run=a")
+    tab.page.emulate_media(color_scheme="dark")
+    tab.page.wait_for_selector("html[data-theme=dark]")
+    tab.shown("overview")
+    plot = "document.querySelector('#panel-overview .overview')"
+    back = f"{plot}.layout.template.layout.paper_bgcolor"
+    dark = tab.page.evaluate(back)
+    tab.page.click("#theme")
+    tab.page.wait_for_function(f"was => {back} !== was", arg=dark)
+    assert tab.state()["theme"] == "light"
+
+
+def test_five_thousand_layers_need_few_elements(chromium, tmp_path):
+    from tensortap.stats import summarize_array
+
+    run = Writer(tmp_path, "wide")
+    stats = summarize_array(np.ones(4, "f4"))
+    for step in range(2):
+        for number in range(5000):
+            run.put(
+                f"stack.{number // 100}.layer{number}", "Weight", step, None, stats, "float32", (4,)
+            )
+    run.close()
+    with serving(tmp_path) as page, Tab(chromium, page) as tab:
+        q = tab.page
+        q.wait_for_function("() => document.getElementById('found').innerText === '5,000 names'")
+        assert q.get_by_role("treeitem").count() < 80
+        q.locator("#tree").evaluate("tree => { tree.scrollTop = tree.scrollHeight }")
+        q.get_by_role("treeitem", name="stack.49.layer4999").wait_for()
+        q.fill("#search", "layer4[0-9]{3}$")
+        q.wait_for_function("() => document.getElementById('found').innerText.startsWith('1,000')")
+        q.fill("#search", "layer(")
+        q.wait_for_function(
+            "() => document.getElementById('found').innerText.includes('not a reg')"
+        )
+
+
+def test_ranks_side_by_side(chromium, tmp_path):
+    values = {}
+    for rank in range(8):
+        run = Writer(tmp_path, "r", rank=rank, world_size=8)
+        for step in range(10):
+            for name in ("fc.weight", "head.weight"):
+                x = np.full((4, 4), 1 + rank / 100, "f4")
+                if rank == 6 and step >= 5:
+                    x *= 3
+                values[rank, step] = float(np.sqrt((x.astype("f8") ** 2).mean()))
+                kept = x if name == "fc.weight" else None
+                tags = {"mesh": f"dp={rank // 4}/2 cp={rank % 4}/4"}
+                run.put(name, "Weight", step, kept, summarize_array(x), "float32", x.shape, tags)
+        for step in range(10, 13 if rank == 3 else 22):
+            run.seq = step * 10**10  # which is also the time: rank 3 ends 90 s before the others
+            run.put("loss", "Metric", step, 1.0)
+        run.close(end=rank == 7)
+    address = "run=r&tab=ranks&kind=Weight&name=fc.weight"
+    with serving(tmp_path) as page, Tab(chromium, page, f"#{address}") as tab:
+        q = tab.page
+        labels = q.locator("#panel-ranks .rank-row .label")
+        assert labels.all_inner_texts()[:2] == ["dp 0", "cp 0 · rank 0"]
+        far = q.get_by_label("Outliers").locator(".chip")
+        assert far.all_inner_texts() == ["rank 6"]
+        q.wait_for_selector(".rank-row .flag")
+        assert q.locator(".rank-row .flag").all_inner_texts() == ["behind", "far"]
+        alerted = q.get_by_label("Alerts about ranks").locator(".chip")
+        assert alerted.all_inner_texts() == ["rank 6: far · fc.weight", "rank 3: behind"]
+        assert "most ranks are at step 21, 90 s later" in alerted.last.get_attribute("title")
+        image = q.locator("#panel-ranks .heatmaplayer image").first
+
+        def point(row, column, columns=10):
+            box, rows = image.bounding_box(), labels.count()
+            return (box["x"] + box["width"] * (column + 0.5) / columns,
+                    box["y"] + box["height"] * (row + 0.5) / rows)  # fmt: skip
+
+        q.mouse.move(*point(8, 7))  # dp 1 is row 5
+        hover = q.locator("#panel-ranks .hoverlayer text").first.text_content()
+        assert hover.startswith("rank 6step 7rm2 ")
+        assert np.isclose(float(re.search(r"rm2 ([\d.]+?)[+−]", hover)[1]), values[6, 7], 1e-4)
+        # a closed group shows the rank that is far
+        q.locator(".rank-row", has_text="dp 1").click()
+        q.wait_for_function("() => document.querySelectorAll('.rank-row').length === 6")
+        tab.shown("ranks")
+        cell = "document.querySelector('#panel-ranks .ranks')._fullData[0]"
+        assert round(q.evaluate(f"{cell}.z[5][7]"), 4) == round(values[6, 7], 4)
+        q.get_by_role("button", name="− median rank").click()
+        q.wait_for_function(f"() => {cell}.z[5][7] > 100 && Math.abs({cell}.z[1][7]) < 10")
+        q.locator(".rank-row", has_text="dp 1").press("ArrowRight")
+        q.wait_for_function("() => document.querySelectorAll('.rank-row').length === 10")
+        q.get_by_role("button", name="By layers").click()
+        q.wait_for_function(f"() => {cell}.z[0].length === 2")
+        tab.shown("ranks")
+        q.locator("#tab-alerts").click()
+        q.locator(
+            "#panel-alerts tr", has_text="rank 3 is 9 recorded steps behind"
+        ).click()  # to ranks by steps
+        q.wait_for_function(f"() => {cell}.z[0].length === 10")
+        tab.shown("ranks")
+        q.mouse.click(*point(8, 7))
+        q.wait_for_selector("#tab-tensors[aria-selected=true]")
+        tab.shown("tensors")
+        state = tab.state()
+        assert (state["name"], state["rank"], state["step"]) == ("fc.weight", "6", "7")
+
+
+def test_follows_a_training_until_the_server_stops(chromium, tmp_path):
+    run = Writer(tmp_path, "r")
+
+    def train(steps):
+        for step in steps:
+            run.step(step)
+            run.flush()
+
+    train(range(20))  # enough for a curve to be encoded as bytes
+    with (
+        serving(tmp_path) as page,
+        Tab(chromium, page, "#run=r&follow=1") as one,
+        Tab(chromium, page, "#run=r&step=1") as two,
+    ):
+        at = "() => Number(document.getElementById('step').value) === {}"
+        one.page.wait_for_function(at.format(19))
+        train(range(20, 24))
+        one.page.wait_for_function(at.format(23))
+        # both curves have grown; the step of the second page stays
+        for each in (one, two):
+            each.page.wait_for_function(
+                "() => document.getElementById('training').data[0].x.at(-1) === 23"
+            )
+            assert "open" in each.page.locator("#title").inner_text()
+            each.page.wait_for_function(
+                "() => document.querySelector('#panel-overview .overview')._fullData[0]"
+                ".x.length === 24"
+            )
+        assert two.page.input_value("#step") == "1"
+        two.open("tensors")
+        assert "head" in two.page.locator("#panel-tensors h3").first.inner_text()
+        run.close()
+        one.page.wait_for_selector("#title .pill.ended")
+        shutil.rmtree(tmp_path / "r")
+        one.page.wait_for_selector("#title .pill.deleted")
+        one.page.get_by_text("deleted while it was shown").wait_for()
+        for each in (one, two):
+            each.check()
+        page.close()
+        one.page.wait_for_selector("body[data-push=closed]")
+        one.page.get_by_text("does not respond").wait_for()
+        for each in (one, two):
+            each.errors.clear()  # the browser logs that it cannot connect
+
+
+def test_roles_and_names_for_assistive_tools(visit):
+    tab = visit("run=a")
+    q = tab.page
+    for name in (
+        "Overview",
+        "Lines",
+        "Exponents",
+        "Tensors",
+        "Compare",
+        "Provenance",
+        "Receipt",
+    ):
+        assert q.get_by_role("tab", name=name).count() == 1
+    for role, name in (
+        ("tree", "Names"), ("slider", "Step"), ("switch", "Follow live"),
+        ("searchbox", "Search"),
+        ("listbox", "Runs"), ("combobox", "Kind"), ("button", "Play the steps"),
+        ("button", "Light or dark"), ("tabpanel", "Overview"),
+    ):  # fmt: skip
+        assert q.get_by_role(role, name=name).count() >= 1, (role, name)
+    unnamed = q.evaluate("""() => [...document.querySelectorAll("button, select, input, a")]
+      .filter((e) => !(e.ariaLabel || e.textContent.trim() || e.labels?.length))
+      .map((e) => e.outerHTML)""")
+    assert unnamed == []

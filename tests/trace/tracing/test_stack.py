@@ -1,0 +1,132 @@
+"""`stack_padded_tensors`."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import tensortap as tap
+from tensortap.core.errors import TensortapError
+
+
+def stacked(values, **options):
+    values = list(values)
+    iterations, ranks = list(range(len(values))), [0] * len(values)
+    tap.stack_padded_tensors("x", values, iterations, ranks, **options)
+    if len(values) == 1 and iterations != [0]:
+        assert (iterations, ranks) == ([list(range(len(ranks[0])))], [[0] * len(ranks[0])])
+    return values
+
+
+def test_tensors_of_one_size():
+    tensors = [torch.randn(2, 3, requires_grad=True) for _ in range(4)]
+    (found,) = stacked(tensors)
+    assert torch.equal(found, torch.stack(tensors))
+    assert not found.requires_grad
+
+
+def test_pads_to_the_largest_size():
+    (found,) = stacked([torch.ones(2, 1), torch.ones(1, 3), torch.ones(0, 0)])
+    assert found.tolist() == [
+        [[1, 0, 0], [1, 0, 0]],
+        [[1, 1, 1], [0, 0, 0]],
+        [[0, 0, 0], [0, 0, 0]],
+    ]
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.bool, torch.uint8, torch.int64, torch.uint16, torch.uint64, torch.float16,
+        torch.bfloat16, torch.float64, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2,
+        torch.float8_e4m3fnuz,
+    ],
+)  # fmt: skip
+def test_every_dtype(dtype):
+    a, b = torch.ones(2).to(dtype), torch.ones(3).to(dtype)
+    (found,) = stacked([a, b])
+    assert found.dtype == dtype
+    assert found.to(torch.complex128).real.tolist() == [[1, 1, 0], [1, 1, 1]]
+
+
+def test_fill():
+    fill = functools.partial(tap.stack_padded_tensors, fill=math.nan)
+    values, iterations, ranks = [torch.ones(1), torch.ones(2)], [0, 1], [0, 0]
+    fill("x", values, iterations, ranks)
+    assert math.isnan(values[0][0, 1])
+    assert math.isnan(stacked([np.ones(1), np.ones(2)], fill=math.nan)[0][0, 1])
+    for one in (torch.ones(1).int(), np.ones(1, int)):
+        two = one.repeat(2)
+        with pytest.raises(TensortapError, match=r"with nan: .* has no such value"):
+            stacked([one, two], fill=math.nan)
+    powers = torch.float8_e8m0fnu  # has no zero
+    with pytest.raises(TensortapError, match=r"with 0: .* has no such value"):
+        stacked([torch.ones(1).to(powers), torch.ones(2).to(powers)])
+
+
+def test_numbers():
+    assert stacked([1, 2**62])[0].tolist() == [1, 2**62]
+    assert stacked([1, 0.5])[0].dtype == torch.float64
+    assert stacked([True, False])[0].dtype == torch.bool
+    assert stacked([1, 2j])[0].dtype == torch.complex128
+    # numbers that no dtype holds exactly stay as they are
+    assert stacked([1, 2**70]) == [1, 2**70]
+    assert stacked([2**60 + 1, 0.5]) == [2**60 + 1, 0.5]
+
+
+def test_numpy_scalars_and_arrays():
+    (found,) = stacked([np.float32(1), np.float32(2)])
+    assert (found.dtype, found.tolist()) == (np.float32, [1, 2])
+    (found,) = stacked([np.ones((1, 2), np.int8), np.ones((2, 1), np.int8)])
+    assert found.tolist() == [[[1, 1], [0, 0]], [[1, 0], [1, 0]]]
+
+
+@pytest.mark.parametrize(
+    "values", [["a", "b"], [torch.ones(2), "a"], [None, None], [{"a": 1}], [torch.ones(2), 1.0]]
+)
+def test_other_values_stay_as_they_are(values):
+    assert all(a is b for a, b in zip(stacked(values), values, strict=True))
+
+
+def test_empty_lists():
+    assert stacked([]) == []
+
+
+def test_different_dtypes():
+    assert stacked([torch.ones(1).bfloat16(), torch.ones(1).half()])[0].dtype == torch.float32
+    assert stacked([torch.ones(1).to(torch.int8), torch.ones(1).byte()])[0].dtype == torch.int16
+    assert stacked([torch.ones(1) > 0, torch.ones(1)])[0].dtype == torch.float32
+    for a, b in (
+        (torch.ones(1).long(), torch.ones(1)),
+        (torch.ones(1), torch.ones(1).to(torch.float8_e4m3fn)),
+        (np.ones(1), np.ones(1, int)),
+    ):
+        with pytest.raises(TensortapError, match=r"no dtype holds .* exactly"):
+            stacked([a, b])
+
+
+@pytest.mark.parametrize("ones", [torch.ones, np.ones])
+def test_missing_dimensions_come_first(ones):
+    (found,) = stacked([ones(()), ones(2), ones((2, 1))])
+    assert found.tolist() == [[[1, 0], [0, 0]], [[1, 1], [0, 0]], [[1, 0], [1, 0]]]
+
+
+def test_has_no_side_effects_in_torch():
+    seen = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    values = [torch.ones(1), torch.ones(2)]
+    state = torch.get_rng_state()
+    with Mode(), torch.inference_mode():
+        tap.stack_padded_tensors("x", values, [0, 1], [0, 0])
+    assert not seen
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not values[0].is_inference()

@@ -1,0 +1,402 @@
+"""Alerts about a model in training: their module, and the actions on them."""
+
+import pytest
+import torch
+from torch import nn
+
+import tensortap as tap
+from tensortap import alerts
+from tensortap import values as frameworks
+from tensortap.core.record import Kind
+from tensortap.rooms.health.torch import passes
+from tensortap.rooms.track.torch import origins
+from tensortap.values import rebuild
+from tensortap.values.protocol import PendingSummary
+
+pytestmark = pytest.mark.usefixtures("no_errors")
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.act = nn.Tanh()
+
+    def forward(self, x):
+        return self.act(self.fc(x))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Poisoned:
+    """A hook that puts a NaN into the output of a module at one step."""
+
+    def __init__(self, model, path, step, value=torch.nan):
+        self.now = 0
+        self.step, self.value = step, value
+        model.get_submodule(path).register_forward_hook(self)
+
+    def __call__(self, module, args, output):
+        if self.now == self.step:
+            output = output.clone()
+            output[0, 0] = self.value
+            return output
+        return None
+
+
+def train(model, tracker, steps, poisoned=None, opt=None):
+    opt = opt or torch.optim.SGD(model.parameters(), lr=0.0)
+    for n in range(steps):
+        if poisoned:
+            poisoned.now = n
+        opt.zero_grad()
+        loss = model(torch.full((3, 4), 0.5)).square().mean()
+        loss.backward()
+        tracker.step(loss=loss)
+
+
+@pytest.mark.parametrize("rule", ["nan", "inf"])
+@pytest.mark.parametrize("path", ["blocks.0.fc", "blocks.1.act", "blocks.2"])
+def test_alert_names_the_origin(rule, path):
+    model = Net()
+    value = torch.nan if rule == "nan" else torch.inf
+    poisoned = Poisoned(model, path, step=4, value=value)
+    with tap.track(model, alerts=[alerts.nan(), alerts.inf()]) as tracker:
+        train(model, tracker, 6, poisoned)
+    first = tracker.alerts[0]
+    assert (first.rule, first.name, first.kind) == (rule, path, Kind.ACTIVATION)
+    assert (first.step, first.rank, first.module, first.origin) == (4, 0, path, path)
+    # modules after the origin raise no alert
+    assert [a.name for a in tracker.alerts if a.kind is Kind.ACTIVATION and a.rule == rule] == [
+        path
+    ]
+    assert {a.step for a in tracker.alerts} == {4}
+
+
+def test_origin_in_the_backward_pass():
+    class Layer(nn.Module):
+        def forward(self, x):
+            return BadBackward.apply(x)
+
+    model = nn.Sequential(nn.Linear(4, 4), Layer(), nn.Linear(4, 4))
+    with tap.track(model, alerts=[alerts.nan()]) as tracker:
+        train(model, tracker, 1)
+    (alert,) = tracker.alerts
+    assert (alert.name, alert.kind, alert.origin) == ("0", Kind.GRADIENT, "1")
+
+
+def test_alert_about_a_part_of_an_output_names_its_module():
+    class Two(nn.Module):
+        def forward(self, x):
+            return x, x * torch.nan
+
+    model = nn.Sequential(Two())
+    with tap.track(model, alerts=[alerts.nan()]) as tracker:
+        model(torch.ones(3))
+        tracker.step()
+    (alert,) = tracker.alerts
+    assert (alert.name, alert.module) == ("0[1]", "0")
+
+
+def test_alert_about_optimizer_state_names_its_module():
+    model = nn.Sequential(nn.Linear(2, 2))
+    opt = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+    with tap.track(
+        model, optimizer=opt, alerts=[alerts.nan()], activations=False, gradients=False
+    ) as tracker:
+        model(torch.ones(1, 2)).sum().backward()
+        opt.step()
+        tracker.step()
+        opt.state[model[0].weight]["momentum_buffer"][0, 0] = torch.nan
+        tracker.step()
+    (alert,) = tracker.alerts
+    assert (alert.name, alert.module, alert.step) == ("0.weight.momentum_buffer", "0", 1)
+
+
+def test_on_alert_callback():
+    seen = []
+    model = Net()
+    poisoned = Poisoned(model, "blocks.1", step=1)
+    with tap.track(model, alerts=True, on_alert=seen.append) as tracker:
+        train(model, tracker, 3, poisoned)
+    assert seen == tracker.alerts != []
+    assert seen[0].name == "blocks.1"
+
+
+def test_stop_raises_from_step_and_removes_the_hooks():
+    model = Net()
+    poisoned = Poisoned(model, "blocks.1", step=2)
+    with (
+        pytest.raises(tap.StopTraining, match=r"blocks\.1") as stopped,
+        tap.track(model, alerts=True, on_alert="stop") as tracker,
+    ):
+        train(model, tracker, 10, poisoned)
+    assert poisoned.now == 2
+    assert stopped.value.alert == tracker.alerts[0]
+    # the step is complete, and only the user's hook remains
+    assert {r.name for r in tracker.records if r.step == 2 and r.kind is Kind.WEIGHT}
+    left = [hook for m in model.modules() for hook in m._forward_hooks.values()]
+    assert left == [poisoned]
+
+
+def test_keep_keeps_whole_tensors_after_an_alert():
+    model = Net()
+    poisoned = Poisoned(model, "blocks.1", step=2)
+    with tap.track(model, alerts=[alerts.nan()], on_alert="keep") as tracker:
+        train(model, tracker, 6, poisoned)
+    records = [r for r in tracker.records if r.stats is not None]
+    whole = [r for r in records if r.value is not None]
+    assert {r.step for r in whole} == {2, 3}
+    first = next(i for i, r in enumerate(records) if r.stats.nans)
+    after = [r for r in records[first + 1 :] if r.step in (2, 3)]
+    assert after
+    assert all(r.value is not None for r in after)
+    for record in whole:
+        assert tap.summarize(rebuild(record.value)).nans == record.stats.nans
+
+
+def test_custom_rule():
+    def negative(record, memory):
+        return "is negative" if record.stats and record.stats.min < 0 else None
+
+    model = Net()
+    with tap.track(model, alerts=[negative], weights=False, gradients=False) as tracker:
+        train(model, tracker, 2)
+    assert {a.rule for a in tracker.alerts} == {"negative"}
+    assert {a.step for a in tracker.alerts} == {0}  # once
+
+
+def test_loss_spike():
+    model = Net()
+    with tap.track(model, alerts=True, activations=False) as tracker:
+        for n in range(30):
+            tracker.step(loss=50.0 if n == 25 else 1.0 + 0.01 * (n % 3))
+    assert [(a.rule, a.name, a.step) for a in tracker.alerts] == [("loss_spike", "loss", 25)]
+
+
+def test_loss_spike_between_every_nth_step():
+    with tap.track(Net(), alerts=True, every=10, weights=False) as tracker:
+        for n in range(30):
+            tracker.step(loss=50.0 if n == 25 else 1.0)
+    assert [a.step for a in tracker.alerts] == [25]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_overflow_of_a_grad_scaler_does_not_stop(fused):
+    model = Net()
+    opt = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120, backoff_factor=2.0**-10)
+    scales = []
+    with tap.track(model, optimizer=opt, alerts=[alerts.inf(), alerts.nan()],
+                   on_alert="stop") as tracker:  # fmt: skip
+        for n in range(6):
+            loss = model(torch.full((3, 4), 0.5)).square().mean() * 2.0**20
+            scales.append(scaler.get_scale())
+            scaler.scale(loss).backward()
+            scaler.step(opt)
+            scaler.update()
+            opt.zero_grad()
+            if n < 5:
+                tracker.step(loss=loss)
+        assert len(set(scales)) > 2  # it overflowed and continued
+        assert {a.kind for a in tracker.alerts} <= {Kind.GRADIENT, Kind.WEIGHT_GRADIENT}
+        assert tracker.alerts
+        with torch.no_grad():
+            model.blocks[0].fc.weight.fill_(torch.nan)
+        with pytest.raises(tap.StopTraining, match=r"fc\.weight \(Weight\)"):
+            tracker.step(loss=loss)
+
+
+def test_infinite_gradient_that_was_applied_stops():
+    model = Net()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tap.track(model, optimizer=opt, alerts=[alerts.inf()], on_alert="stop") as tracker:
+        (model(torch.ones(3, 4)).sum() * torch.inf).backward()
+        opt.step()
+        with pytest.raises(tap.StopTraining):
+            tracker.step()
+
+
+# -- code between modules --------------------------------------------------------------------
+
+
+@pytest.fixture(params=[False, True], ids=["cpu", "device"])
+def anywhere(request, monkeypatch):
+    """Run on the CPU, and as if on a device: statistics are known after the step has ended."""
+    if not request.param:
+        return
+    summary_of = frameworks.summary_of
+
+    def later(value):
+        stats, _ = summary_of(value)
+        return None, PendingSummary(lambda: False, lambda: stats)
+
+    monkeypatch.setattr(frameworks, "summary_of", later)
+    monkeypatch.setattr(origins, "on_device", lambda tensor: True)
+
+
+class BadBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * torch.nan
+
+
+class Attn(nn.Module):
+    """Code between modules: before, among and after its own children, as `fault` says."""
+
+    def __init__(self, fault):
+        super().__init__()
+        self.q, self.o_proj, self.drop = nn.Linear(4, 4), nn.Linear(4, 4), nn.Identity()
+        self.fault = fault
+
+    def forward(self, x):
+        x = self.q(x)
+        if self.fault == "between":
+            x = x * (x * 0) / (x * 0)
+        if self.fault == "in place":
+            x *= torch.nan
+        if self.fault == "backward":
+            x = BadBackward.apply(x)
+        if self.fault == "identity":
+            x = self.drop(x * torch.nan)
+        x = self.o_proj(x)
+        return x / 0 if self.fault == "after" else x
+
+
+class Layer(nn.Module):
+    def __init__(self, fault):
+        super().__init__()
+        self.norm, self.attn = nn.LayerNorm(4), Attn(fault)
+        self.fault = fault
+
+    def forward(self, x):
+        h = self.norm(x)
+        if self.fault == "outside":
+            h = h * torch.inf
+        return (x + self.attn(x=h)) * (torch.nan if self.fault == "last" else 1)
+
+
+class Bad(nn.Module):
+    def forward(self, x):
+        return BadBackward.apply(x)
+
+
+class Part(nn.Sequential):
+    """torch does not compile its own modules in place."""
+
+    def forward(self, x):
+        return super().forward(x)
+
+
+class Forked(nn.Module):
+    """The backward pass of `bad` fails, which gets the output of `q` through code, or directly."""
+
+    def __init__(self, fault):
+        super().__init__()
+        self.q, self.k, self.o = (Part(nn.Linear(4, 4)) for _ in range(3))
+        self.bad = Part(Bad(), nn.Tanh())
+        self.fault = fault
+
+    def forward(self, x):
+        h = self.q(x)
+        return self.o(self.bad(h * 2) if self.fault == "scaled" else self.k(h) + self.bad(h))
+
+
+def alerts_of(fault, batch=1.0, compiled=lambda model: (), **options):
+    torch.manual_seed(0)
+    model = Forked(fault) if fault in ("scaled", "direct") else Layer(fault)
+    for part in compiled(model):
+        part.compile(backend="aot_eager", fullgraph=True)
+    rules = [alerts.nan(), alerts.inf()]
+    with tap.track(model, alerts=rules, weights=False, **options) as tracker:
+        model(torch.rand(3, 4) * batch).square().mean().backward()
+        tracker.step()
+    return tracker.alerts
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "origin", "where"),
+    [
+        ("between", "attn.o_proj", "attn", "made in Attn.forward (test_track_alerts.py"),
+        ("between", "attn.o_proj", "attn", "between attn.q and attn.o_proj"),
+        ("in place", "attn.o_proj", "attn", "between attn.q and attn.o_proj"),
+        ("identity", "attn.drop", "attn", "between attn.q and attn.drop"),
+        ("after", "attn", "attn", "made in Attn.forward, after attn.o_proj"),
+        ("outside", "attn.q", "Layer", "made in Layer.forward (test_track_alerts.py"),
+        ("outside", "attn.q", "Layer", "between norm and attn"),
+        ("last", "Layer", "Layer", "made in Layer.forward, after attn"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("anywhere")
+def test_code_between_modules_is_named_as_the_origin(fault, name, origin, where):
+    first = alerts_of(fault)[0]
+    assert (first.name, first.origin) == (name, origin)
+    assert where in first.message
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_module_with_finite_inputs_is_the_origin_and_a_bad_batch_is_said():
+    class Makes(nn.Module):
+        def forward(self, x):
+            return x.mul_(torch.nan)  # in place: its input is gone
+
+    model = nn.Sequential(nn.Linear(4, 4), Makes(), nn.Linear(4, 4))
+    with tap.track(model, alerts=[alerts.nan()], weights=False) as tracker:
+        model(torch.ones(2, 4))
+        tracker.step()
+    (alert,) = tracker.alerts
+    assert (alert.name, alert.origin) == ("1", "1")
+    assert "its input was finite" in alert.message
+    first = alerts_of("", torch.nan)[0]
+    assert (first.name, first.origin) == ("norm", "Layer")
+    assert "the input of Layer was NaN: check the batch" in first.message
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_code_between_modules_is_named_as_the_origin_of_a_gradient():
+    first = alerts_of("backward")[0]
+    assert (first.name, first.kind) == ("attn.q", Kind.GRADIENT)
+    assert first.origin == "attn"
+    assert "the code in attn, between attn.q and attn.o_proj" in first.message
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_backward_of_a_module_is_told_from_the_code_before_it():
+    for fault, modules in (("scaled", "bad.0"), ("direct", "k.0 or bad.0")):
+        first = alerts_of(fault)[0]
+        assert (first.name, first.kind) == ("q.0", Kind.GRADIENT)
+        assert first.origin in modules
+        assert first.message.endswith(f": the backward pass of {modules} made it")
+
+
+def test_looking_for_the_origin_does_not_wait_for_a_device(monkeypatch):
+    """Reading a value would block training until the device has computed it."""
+    monkeypatch.setattr(origins, "on_device", lambda tensor: True)
+    monkeypatch.setattr(passes, "is_readable", lambda tensor: False)
+    pending = PendingSummary(lambda: False, lambda: None)
+    monkeypatch.setattr(frameworks, "summary_of", lambda value: (None, pending))
+    model, x = Layer("between"), torch.rand(3, 4)
+    with tap.track(model, alerts=True) as tracker:
+        with monkeypatch.context() as patch:
+            for name in ("item", "tolist", "__bool__", "cpu", "numpy", "nonzero"):
+
+                def waits(*args, name=name, **kwargs):
+                    raise AssertionError(f"{name} waits for the device")
+
+                patch.setattr(torch.Tensor, name, waits)
+            model(x).square().mean().backward()
+        tracker.step()

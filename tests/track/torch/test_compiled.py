@@ -1,0 +1,749 @@
+"""Models and functions that torch.compile compiles: everything is seen, and no graph breaks."""
+
+import dataclasses
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+import tensortap as tap
+from bench.compiled_ways import SMALL, Case, run
+from tensortap.alerts import nan
+from tensortap.capture import catch as catching
+from tensortap.capture.memory import MemorySink
+from tensortap.capture.pipeline import Pipeline
+from tensortap.capture.queue import Queue
+from tensortap.core.record import Kind
+from tests.track.test_track_alerts import alerts_of
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("no_errors"),
+    # warnings that the compiler itself triggers
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated"),
+]
+
+ACT, GRAD, WEIGHT, WGRAD = (
+    Kind.ACTIVATION, Kind.GRADIENT, Kind.WEIGHT, Kind.WEIGHT_GRADIENT,
+)  # fmt: skip
+
+
+class Layer(nn.Sequential):
+    """torch does not compile its own modules in place."""
+
+    def forward(self, x):
+        return super().forward(x)
+
+
+def mlp():
+    torch.manual_seed(0)
+    return Layer(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+def deep(layers=2):
+    torch.manual_seed(0)
+    return Layer(*[Layer(nn.Linear(4, 4), nn.ReLU()) for _ in range(layers)])
+
+
+@pytest.fixture(autouse=True)
+def counters(monkeypatch):
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setattr("tensortap.values.torch.graphs._known_graphs", 0)
+    torch._dynamo.reset()
+    counters.clear()
+    yield counters
+    torch._dynamo.reset()
+
+
+def graphs(counters):
+    assert not counters["graph_break"], counters["graph_break"]
+    return counters["stats"]["unique_graphs"]
+
+
+def step(call, x):
+    call(x).square().sum().backward()
+
+
+def seen(tracker):
+    """Statistics by kind, name, step, call and whether a checkpoint computed them again."""
+    return {
+        (r.kind, r.name, r.step, r.call, "recompute" in r.tags): r.stats for r in tracker.records
+    }
+
+
+def tracked(model, call, *inputs, **options):
+    """Track a step per input; return the tracker."""
+    with tap.track(model, **options) as tracker:
+        for x in inputs:
+            step(call, x)
+            model.zero_grad()
+            tracker.step()
+    return tracker
+
+
+# -- ways to compile -----------------------------------------------------------------------
+
+
+def ways(backend, fullgraph):
+    """Return models compiled by a wrapper, in place, by parts, and by a function that calls one."""
+    options = {"backend": backend, "fullgraph": fullgraph}
+    model, in_place, regional = deep(), deep(), deep()
+    in_place.compile(**options)
+    for layer in regional:
+        layer.compile(**options)
+    return {
+        "wrapper": (torch.compile(model, **options),) * 2,
+        "in place": (in_place,) * 2,
+        "regional": (regional,) * 2,
+        "function": (model, torch.compile(lambda x: model(x) * 1.0, **options)),
+    }
+
+
+@pytest.mark.parametrize("way", ["wrapper", "in place", "function", "regional"])
+@pytest.mark.parametrize(
+    ("backend", "fullgraph", "called"), [("aot_eager", True, False), ("eager", False, True)]
+)
+def test_observes_every_module_without_a_break(backend, way, fullgraph, called, counters, caplog):
+    x = torch.randn(3, 4)
+    model, call = ways(backend, fullgraph)[way]
+    alone = 2 if way == "regional" else 1
+    if called:
+        step(call, x)
+        model.zero_grad()
+        assert graphs(counters) == alone
+    with caplog.at_level("WARNING", "tensortap"):
+        tracker = tracked(model, call, x, x)
+    assert tracker.unseen == {}
+    assert graphs(counters) == (2 * alone if called else alone)
+    assert ("compiles existing graphs anew" in caplog.text) == called
+    plain = deep()
+    assert seen(tracker) == seen(tracked(plain, plain, x, x))
+    before = len(tracker.records)
+    call(x)
+    assert len(tracker.records) == before
+
+
+@pytest.mark.parametrize(("include", "extra"), [(None, 0), ("^[02]", 1)])
+def test_blocks_share_their_graphs(include, extra, counters):
+    """A graph serves all modules of a class, unless only some of them are observed."""
+    x, found = torch.randn(3, 4), []
+    for way in ("alone", "tracked", "expected"):
+        counters.clear()
+        model = deep(4)
+        for layer in model if way != "expected" else ():
+            layer.compile(backend="eager", fullgraph=True)
+        if way == "alone":
+            step(model, x)
+            alone = graphs(counters)
+        else:
+            found.append(seen(tracked(model, model, x, x, include=include)))
+            assert way == "expected" or graphs(counters) == alone + extra
+    assert found[0] == found[1]
+
+
+def test_a_model_that_is_not_tracked_hides_no_other(counters):
+    x, student, teacher = torch.randn(3, 4), deep(), deep()
+    calls = [torch.compile(model, backend="eager") for model in (student, teacher)]
+    with tap.track(student) as tracker:
+        calls[1](x)
+        step(calls[0], x)
+    assert len([r for r in tracker.records if r.kind is ACT]) == 7
+    assert torch._dynamo.config.skip_nnmodule_hook_guards
+
+
+def test_every_step_has_the_same_graph(counters):
+    model = torch.compile(mlp(), backend="aot_eager", fullgraph=True)
+    tracker = tracked(model, model, *[torch.randn(3, 4) for _ in range(7)], every=3)
+    assert {r.step for r in tracker.records} == {-1, 0, 3, 6}
+    assert graphs(counters) == 1
+
+
+def test_shapes_that_change(counters):
+    found = []
+    for on in (False, True):
+        torch._dynamo.reset()
+        counters.clear()
+        model = mlp()
+        call = torch.compile(model, backend="aot_eager", dynamic=True)
+        inputs = [torch.randn(n, 4) for n in (3, 5, 2)]
+        if on:
+            tracker = tracked(model, call, *inputs)
+            assert [r.shape for r in tracker.records if r.name == "1" and r.kind is GRAD] == [
+                (3, 8), (5, 8), (2, 8),
+            ]  # fmt: skip
+        else:
+            for x in inputs:
+                step(call, x)
+        found.append(graphs(counters))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("options", [{"include": "^(0|1|Layer)$"}, {"exclude": "^2"}])
+def test_selection_and_values(options, counters):
+    """`include`, `exclude`, `tensors`, `stash` and alerts as without a compiler."""
+    x = torch.randn(3, 4)
+    found = []
+    for compiled in (False, True):
+        model = mlp()
+        model[1].register_forward_hook(lambda m, a, out: out * torch.nan)
+        call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+        tracker = tracked(
+            model, call, x, **options, tensors="0", alerts=[nan()],
+            stash=lambda value: {"most": float(value.max())}, weights=False,
+        )  # fmt: skip
+        alerts = [(a.name, a.kind, a.step) for a in tracker.alerts if a.rule == "nan"]
+        rows = [
+            (r.kind, r.name, repr(r.stats), repr(r.value)) for r in tracker.records
+            if r.kind in (ACT, GRAD)
+        ]  # fmt: skip
+        found.append((alerts, rows))
+    assert found[0] == found[1]
+    assert found[0][0]
+    assert "2" not in {name for _, name, *_ in found[0][1]}
+    assert any(value != "None" for *_, value in found[0][1])
+    assert graphs(counters) == 1
+
+
+def test_first_module_with_a_gradient_that_is_not_finite_is_named(counters):
+    """Nothing looks into graphs for the code between two modules that made it."""
+    first, *_ = alerts_of("backward", compiled=lambda model: [model])
+    assert (first.name, first.kind, first.origin) == ("attn.q", GRAD, "attn.o_proj")
+    assert "its backward pass, or an operation between the two, made it" in first.message
+    assert not counters["graph_break"]
+
+
+# -- what models do ------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Output:
+    logits: torch.Tensor
+    hidden: tuple
+
+
+class Outputs(nn.Module):
+    """Outputs of many kinds, some changed in place, some that are inputs."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.same, self.inplace = nn.Linear(4, 4), nn.Identity(), nn.ReLU(inplace=True)
+        self.pair, self.data = Pair(), Data()
+        self.frozen = nn.Dropout(0.0)
+
+    def forward(self, x):
+        x = self.inplace(self.first(self.same(x)))
+        both = self.pair(self.same(x))
+        out = self.data(*both["sum"])
+        return self.frozen(out.logits) + out.hidden[0]
+
+
+class Pair(nn.Module):
+    def forward(self, x):
+        return {"sum": [x + 1, x * 2], "ids": torch.arange(3)}
+
+
+class Data(nn.Module):
+    def forward(self, x, y):
+        return Output(x - y, (x, None))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_outputs_of_many_kinds(backend, counters):
+    x = torch.randn(3, 4)
+    found = []
+    for compiled in (False, True):
+        model = Outputs()
+        call = torch.compile(model, backend=backend, fullgraph=True) if compiled else model
+        found.append(seen(tracked(model, call, x, x)))
+    assert found[0] == found[1]
+    assert graphs(counters) == 1
+
+
+def test_modes(counters):
+    model = mlp()
+    call = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with tap.track(model, only_training=False) as tracker:
+        model.eval()
+        with torch.no_grad():
+            call(torch.randn(3, 4))
+        tracker.step()
+        model.train()
+        step(call, torch.randn(3, 4))
+    tags = {(r.step, r.tags.get("mode")) for r in tracker.records if r.kind in (ACT, GRAD)}
+    assert tags == {(0, "eval"), (1, None)}
+    assert {r.step for r in tracker.records if r.kind is GRAD} == {1}
+
+
+def test_autocast():
+    x = torch.randn(3, 4)
+    found = []
+    for compiled in (False, True):
+        model = mlp()
+        call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append(seen(tracked(model, call, x)))
+    assert found[0] == found[1]
+
+
+def policy(context, op, *args, **kwargs):
+    saved = op in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+    return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, selective):
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(mlp() for _ in range(2))
+        self.options = {}
+        if selective:
+            self.options["context_fn"] = lambda: create_selective_checkpoint_contexts(policy)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False, **self.options)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("selective", "backend"), [(False, "eager"), (False, "aot_eager"), (True, "aot_eager")]
+)
+def test_checkpoints(selective, backend, counters):
+    x = torch.randn(3, 4, requires_grad=True)
+    found = []
+    for compiled in (False, True):
+        model = Checkpointed(selective)
+        call = torch.compile(model, backend=backend, fullgraph=True) if compiled else model
+        all_seen = seen(tracked(model, call, x, x))
+        found.append({key[:4]: stats for key, stats in all_seen.items() if not key[4]})
+    assert found[0] == found[1]
+    assert graphs(counters) == 1
+
+
+def test_gradient_accumulation(counters):
+    """Each gradient belongs to its own call."""
+    inputs = [torch.full((3, 4), n + 1.0) for n in range(2)]
+    found = []
+    for compiled in (False, True):
+        model = mlp()
+        call = torch.compile(model, backend="aot_eager") if compiled else model
+        with tap.track(model) as tracker:
+            sum(call(x).square().sum() for x in inputs).backward()
+            tracker.step()
+            for x in inputs:
+                step(call, x)
+            tracker.step()
+        found.append(seen(tracker))
+    assert found[0] == found[1]
+    assert graphs(counters) == 1
+
+
+def test_training_is_bit_identical_without_fusion(counters):
+    def train(on):
+        torch._dynamo.reset()
+        plain = mlp()
+        model = torch.compile(plain, backend="aot_eager")
+        opt = torch.optim.AdamW(model.parameters())
+        tracker = tap.track(model, optimizer=opt)
+        if on:
+            tracker.__enter__()
+        for n in range(4):
+            torch.manual_seed(n)
+            opt.zero_grad()
+            step(model, torch.randn(3, 4))
+            opt.step()
+            tracker.step()
+        tracker.__exit__(None, None, None)
+        return [p.detach().clone() for p in plain.parameters()]
+
+    assert all(map(torch.equal, train(False), train(True)))
+
+
+def test_the_backward_pass_saves_the_same_tensors():
+    """Saving others would round 16-bit floats in other places."""
+    found = []
+    for options in ({}, {"activations": False, "gradients": False}):
+        torch._dynamo.reset()
+        model = Layer(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 8)).bfloat16()
+        call = torch.compile(model, backend="aot_eager_decomp_partition", fullgraph=True)
+        with tap.track(model, weights=False, **options) as tracker:
+            output = call(torch.randn(16, 8).bfloat16())
+            saved = [tuple(tensor.shape) for tensor in output.grad_fn.saved_tensors]
+            output.sum().backward()
+            tracker.step()
+        found.append(sorted(shape for shape in saved if shape))  # probes are without
+    assert found[0] == found[1]
+
+
+def test_exported_programs_have_no_operators():
+    model = mlp()
+    with tap.track(model):
+        program = torch.export.export(model, (torch.randn(3, 4),))
+    assert "tensortap" not in str(program.graph)
+
+
+@pytest.mark.parametrize(("model", "modules"), [("breaking", 19), ("parallel", 9)])
+def test_tracking_begins_before_the_compiler_is_loaded(model, modules):
+    """As many graphs as without tracking, also where the program breaks them, and under DDP."""
+    code = """
+        import sys, torch, tensortap as tap
+        from torch import nn
+        import torch.distributed as dist
+        class Breaking(nn.Module):
+            def forward(self, x):
+                torch._dynamo.graph_break()
+                return x + 1
+        def breaking():
+            layers = [m for _ in range(6) for m in (nn.Linear(4, 4), nn.ReLU(), Breaking())]
+            return nn.Sequential(*layers)
+        class Layer(nn.Module):
+            def __init__(self, linear):
+                super().__init__()
+                self.linear = linear
+            def forward(self, x):
+                return self.linear(x).relu()
+        def parallel():  # torch would compile each bucket of gradients on its own
+            sizes = ((4, 70000), (70000, 4)) * 2
+            return nn.Sequential(*[Layer(nn.Linear(*size, bias=False)) for size in sizes])
+        def graphs(model, on):
+            tracker = tap.track(model, weights=False)
+            if on:
+                tracker.__enter__()
+                assert ("torch._dynamo" in sys.modules) == loaded
+            call = nn.parallel.DistributedDataParallel(model) if dist.is_initialized() else model
+            call = torch.compile(call, backend="aot_eager")
+            from torch._dynamo.utils import counters
+            counters.clear()
+            for n in range(2):
+                call(torch.randn(3, 4)).sum().backward()
+                tracker.step()
+            tracker.__exit__(None, None, None)
+            found = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+            torch._dynamo.reset()
+            return found, len(tracker.records) // (2 * 2), tracker.unseen
+        loaded = False
+        make = globals()[sys.argv[1]]
+        if make is parallel:
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        tracked = graphs(make(), True)
+        from torch._dynamo.convert_frame import input_codes
+        names = [code().co_filename for code in input_codes.seen if code()]
+        print(any("tensortap" in name for name in names))
+        loaded = True
+        again, alone = graphs(make(), True), graphs(make(), False)
+        print(tracked[0] == again[0] == alone[0], tracked[1:], alone[0], again[0], tracked[0])
+    """
+    # not forked: the programs of other tests have the compiler from the start
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), model],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.startswith(f"False\nTrue ({modules}, {{}})"), done.stdout + done.stderr
+    assert "recompile_limit" not in done.stderr
+
+
+# -- catch ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def caught(monkeypatch):
+    """Return a function that gives what was caught: name, step, call and value."""
+    fresh = Pipeline()
+    sink = MemorySink(1 << 30, fresh.ledger)
+    fresh.attach(Queue(sink, budget=1 << 30, name="test"))
+    monkeypatch.setattr(catching, "pipeline", fresh)
+
+    def records():
+        fresh.flush()
+        return [(r.name, r.step, r.call, tap.array_of(r).tolist()) for r in sink.records]
+
+    yield records
+    fresh.close()
+
+
+def test_catch(caught, counters):
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def function(x):
+        hidden = x * 2
+        tap.catch(hidden, "h")
+        tap.catch(hidden, "second", every=2)
+        tap.catch(hidden, "first", first=1)
+        tap.catch(hidden, "large", when=lambda value: value.sum() > 5)
+        tap.catch(hidden, "large too", when=hidden.sum() > 5)
+        tap.catch(hidden > 3, "changed", changed=True)
+        tap.catch(hidden.sum())
+        return hidden + 1
+
+    for n in range(3):
+        function(torch.full((2,), float(n), requires_grad=True)).sum().backward()
+        tap.step()
+    found = caught()
+    assert [one[1:] for one in found if one[0] == "h"] == [(n, 0, [2.0 * n] * 2) for n in range(3)]
+    assert [one[1] for one in found if one[0] == "second"] == [0, 2]
+    assert [one[1] for one in found if one[0] == "first"] == [0]
+    assert [one[1] for one in found if one[0].startswith("large")] == [2, 2]
+    assert [one[1] for one in found if one[0] == "changed"] == [0, 2]
+    assert [one[3] for one in found if one[0] == "hidden.sum()"] == [0.0, 4.0, 8.0]
+    assert graphs(counters) == 1
+
+
+def test_catch_grad(caught, counters):
+    def function(x):
+        hidden = tap.catch_grad(x * 2, "h")
+        tap.catch_grad(hidden, every=2)
+        return hidden.square().sum()
+
+    found = []
+    for call in (function, torch.compile(function, backend="aot_eager", fullgraph=True)):
+        for n in range(2):
+            call(torch.full((2,), float(n), requires_grad=True)).backward()
+        found.append(caught()[sum(map(len, found)) :])
+    assert [one[0] for one in found[0]] == ["h", "hidden.grad", "h"]
+    assert sorted(one[3] for one in found[0]) == sorted(one[3] for one in found[1])
+    assert {one[0] for one in found[1]} == {"h", "hidden.grad"}
+    assert graphs(counters) == 1
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        tap.catch(x, "forward")
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        tap.catch(gradient, "backward")
+        return gradient * 2
+
+
+def test_catch_in_autograd_functions(caught, counters):
+    function = torch.compile(lambda x: Double.apply(x).sum(), backend="aot_eager", fullgraph=True)
+    for n in range(2):
+        function(torch.full((2,), float(n), requires_grad=True)).backward()
+    assert [(name, value) for name, _, _, value in caught()] == [
+        ("forward", [0.0, 0.0]), ("backward", [1.0, 1.0]),
+        ("forward", [1.0, 1.0]), ("backward", [1.0, 1.0]),
+    ]  # fmt: skip
+    assert graphs(counters) == 1
+
+
+class LogGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        tap.catch(gradient, "gradient")
+        return gradient
+
+
+def test_operators_in_the_backward_pass_alone_as_in_pytorch_172248(caught, counters):
+    call = torch.compile(lambda x: LogGradient.apply(x).sin(), backend="aot_eager", fullgraph=True)
+    x = torch.ones(2, requires_grad=True)
+    call(x).backward(torch.tensor([2.0, 3.0]))
+    assert [(name, value) for name, _, _, value in caught()] == [
+        ("gradient", (torch.tensor([2.0, 3.0]) * torch.ones(2).cos()).tolist())
+    ]
+    assert x.grad.tolist() == caught()[0][3]
+    assert graphs(counters) == 1
+
+
+def test_transformed_functions(caught):
+    """The whole batch is captured."""
+
+    def function(x):
+        tap.catch(x, "x")
+        return x.sum()
+
+    compiled = torch.compile(
+        lambda x: torch.func.vmap(torch.func.grad(function))(x), backend="aot_eager", fullgraph=True
+    )
+    compiled(torch.ones(3, 2))
+    assert [(name, value) for name, _, _, value in caught()] == [("x", [[1.0, 1.0]] * 3)]
+
+
+def test_catch_in_checkpoints_and_exported_programs(caught, counters):
+    def block(x):
+        y = x * 2
+        tap.catch(y, "y")
+        return y.sin()
+
+    class Model(nn.Module):
+        def forward(self, x):
+            return checkpoint(block, x, use_reentrant=False)
+
+    call = torch.compile(Model(), backend="aot_eager", fullgraph=True)
+    call(torch.ones(2, requires_grad=True)).sum().backward()
+    found = caught()
+    assert {(name, tuple(value)) for name, _, _, value in found} == {("y", (2.0, 2.0))}
+    assert graphs(counters) == 1
+    program = torch.export.export(Model(), (torch.ones(2),))  # knows nothing of it
+    assert "tensortap" not in str(program.graph)
+    assert program.module()(torch.ones(2)).tolist() == Model()(torch.ones(2)).tolist()
+
+
+def test_catch_takes_only_tensors_in_graphs(caught, caplog):
+    @torch.compile(backend="eager", fullgraph=True)
+    def function(x):
+        tap.catch({"x": x}, "dict")
+        return x + 1
+
+    with caplog.at_level("WARNING", "tensortap"):
+        function(torch.ones(2))
+    assert "only tensors are captured, not a dict" in caplog.text
+
+
+# -- several processes ---------------------------------------------------------------------
+
+PARALLEL = """
+from torch._dynamo.utils import counters
+
+class Layer(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x)
+
+def model():
+    torch.manual_seed(0)
+    return Layer(*[Layer(nn.Linear(4, 4), nn.ReLU()) for _ in range(2)])
+
+def ddp(net):
+    return nn.parallel.DistributedDataParallel(net)
+
+def split(net):  # torch would compile each bucket of gradients on its own
+    for layer in net:
+        layer.append(nn.Linear(4, 70000, bias=False))
+        layer.append(nn.Linear(70000, 4, bias=False))
+    return ddp(net)
+
+def fsdp2(net):
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.device_mesh import init_device_mesh
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in (*net, net):
+        fully_shard(layer, mesh=mesh)
+    return net
+
+def compiled(net, way, parallel):
+    if way == "regional":
+        for layer in net:
+            layer.compile(backend="aot_eager", fullgraph=True)
+    net = parallel(net)
+    return torch.compile(net, backend="aot_eager") if way == "whole" else net
+
+def graphs(on, way, parallel):
+    torch._dynamo.reset()
+    counters.clear()
+    net = compiled(model(), way, parallel)
+    tracker = tap.track(net)
+    if on:
+        tracker.__enter__()
+    for n in range(2):
+        net(torch.full((3, 4), rank + n + 1.0)).square().sum().backward()
+        net.zero_grad()
+        tracker.step()
+    tracker.__exit__(None, None, None)
+    seen = {
+        f"{r.kind.value} {r.name} {r.step}": r.stats.mean for r in tracker.records
+        if r.kind.value in ("Activation", "Gradient")
+    }
+    breaks = sum(counters["graph_break"].values())
+    return counters["stats"]["unique_graphs"], breaks, seen, tracker.unseen
+
+result = {}
+for parallel in (ddp, split, fsdp2):
+    expected = graphs(True, "eager", parallel)[2]
+    for way in ("whole", "regional"):
+        result[f"{parallel.__name__} {way}"] = (
+            graphs(False, way, parallel)[:2], graphs(True, way, parallel), expected,
+        )
+result["errors"] = tap.receipt().reasons["error"]
+"""
+
+
+def test_parallel_models(gloo):
+    for result in gloo(PARALLEL):
+        assert result.pop("errors") == 0
+        for way, (alone, (graphs, breaks, seen, unseen), expected) in result.items():
+            assert [graphs, breaks] == alone, way
+            assert seen == pytest.approx(expected), way
+            assert len(seen) == (11 if way.startswith("split") else 7) * 2 * 2
+            assert unseen == {}
+
+
+# -- Inductor ------------------------------------------------------------------------------
+
+
+def test_a_backend_that_was_never_used_raises_no_warning():
+    # torch imports the rest of inductor to reset it, and modules of that warn
+    program = """
+        import warnings
+        import torch
+        import tensortap as tap
+        model = torch.nn.Linear(2, 2)
+        call = torch.compile(model, mode="reduce-overhead")
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            with tap.track(model):
+                model(torch.ones(2))
+        print(len(found))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    assert subprocess.run(command, capture_output=True, check=True, text=True).stdout == "0\n"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("in place", options=(("dynamic", True),)),
+        Case("fullgraph", "selective", options=(("mode", "reduce-overhead"),)),
+    ],
+    ids=["dynamic, in place", "selective checkpoints, reduce-overhead"],
+)
+def test_inductor_of_a_transformer(case):
+    """`make bench ARGS=compiled_options` runs all options."""
+    case = dataclasses.replace(case, backend="inductor", layers=1, **SMALL)
+    _, graphs, note = run(case, True, steps=2)
+    assert (graphs, note) == (1, "30 of 30 seen, 0 unseen")
+
+
+def test_weights_are_tracked_without_operators():
+    """So the bits of a compiled model without any can be compared."""
+    model, found = mlp(), []
+
+    def backend(graph, inputs):
+        found.append(str(graph.graph))
+        return graph.forward
+
+    call = torch.compile(model, backend=backend, fullgraph=True)
+    for kinds in (True, False):
+        tracker = tracked(model, call, torch.randn(3, 4), activations=kinds, gradients=kinds)
+        assert {r.name for r in tracker.records if r.kind is WEIGHT} == dict(
+            model.named_parameters()
+        ).keys()
+    assert ["tensortap" in graph for graph in found] == [True, False]
+
+
+def test_inductor(counters):
+    x = torch.randn(3, 4)
+    model = mlp()
+    call = torch.compile(model, fullgraph=True)
+    found = seen(tracked(model, call, x, x))
+    plain = mlp()
+    expected = seen(tracked(plain, plain, x, x))
+    assert found.keys() == expected.keys()
+    for key, stats in found.items():
+        assert stats.mean == pytest.approx(expected[key].mean, abs=1e-6), key
+    assert graphs(counters) == 1

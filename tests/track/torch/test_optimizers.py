@@ -1,0 +1,259 @@
+"""Optimizers inside wrappers, and optimizers that raise wherever they are touched."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import tensortap as tap
+from tensortap.core.record import Kind
+from tensortap.rooms.track.torch.optimizers import find_optimizers
+
+WGRAD, STATE = Kind.WEIGHT_GRADIENT, Kind.OPTIMISER_STATE
+
+
+class Wrapper:
+    """Holds an optimizer under any name, as trainers do."""
+
+    def __init__(self, inner, name="optimizer"):
+        vars(self)[name] = inner
+        self._name = name
+
+    def step(self, closure=None):
+        return vars(self)[self._name].step(closure)
+
+    def zero_grad(self, set_to_none=True):
+        vars(self)[self._name].zero_grad(set_to_none)
+
+    param_groups = property(lambda self: vars(self)[self._name].param_groups)
+    state = property(lambda self: vars(self)[self._name].state)
+
+
+class PassesOn(Wrapper):
+    """Passes on whatever is assigned to it."""
+
+    def __setattr__(self, name, value):
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            setattr(vars(self)[self._name], name, value)
+
+
+class Imitates(torch.optim.Optimizer):
+    """An Optimizer that never was initialized, with a state of its own."""
+
+    def __init__(self, inner):
+        self.base, self.state = inner, {}
+
+    @property
+    def param_groups(self):
+        return self.base.param_groups
+
+    def step(self, closure=None):
+        return self.base.step(closure)
+
+    def zero_grad(self, set_to_none=True):
+        self.base.zero_grad(set_to_none)
+
+
+class Several(torch.optim.Optimizer):
+    """A container of optimizers, one per parameter."""
+
+    def __init__(self, parameters):
+        self.optimizers = [torch.optim.AdamW([parameter]) for parameter in parameters]
+
+    @property
+    def param_groups(self):
+        return [group for each in self.optimizers for group in each.param_groups]
+
+    def step(self, closure=None):
+        for each in self.optimizers:
+            each.step()
+
+    def zero_grad(self, set_to_none=True):
+        for each in self.optimizers:
+            each.zero_grad(set_to_none)
+
+
+WRAPPERS = {
+    "plain": lambda p: torch.optim.AdamW(p),
+    "wrapper": lambda p: Wrapper(torch.optim.AdamW(p)),
+    "other name": lambda p: Wrapper(torch.optim.AdamW(p), "_base_optimizer"),
+    "nested": lambda p: Wrapper(Imitates(Wrapper(torch.optim.AdamW(p)))),
+    "passes on": lambda p: PassesOn(torch.optim.AdamW(p)),
+    "imitates": lambda p: Imitates(torch.optim.AdamW(p)),
+    "several": lambda p: Several(p),
+}
+
+
+@pytest.mark.parametrize("way", WRAPPERS)
+@pytest.mark.parametrize("zeroed", ["before", "after"])
+def test_optimizers_inside_wrappers(way, zeroed, found, no_errors):
+    model = nn.Linear(4, 2)
+    opt = WRAPPERS[way](list(model.parameters()))
+    with tap.track(model, optimizer=opt) as tracker:
+        for _ in range(3):
+            if zeroed == "before":
+                opt.zero_grad()
+            model(torch.ones(5, 4)).sum().backward()
+            opt.step()
+            if zeroed == "after":
+                opt.zero_grad()
+            tracker.step()
+    seen = found(tracker)
+    for name in ("weight", "bias"):
+        gradients = [(r.step, r.call, r.stats.max) for r in seen.of(WGRAD, name)]
+        assert gradients == [(step, 0, 5.0) for step in range(3)]
+        assert [r.step for r in seen.of(STATE, f"{name}.exp_avg")] == [0, 1, 2]
+    assert tracker.unseen == {}
+    for each in find_optimizers(opt):
+        assert "zero_grad" not in vars(each.optimizer)
+        assert not getattr(each.optimizer, "_optimizer_step_pre_hooks", None)
+
+
+class Flat(Wrapper):
+    """Moves all gradients into one tensor of its own, as DeepSpeed's ZeRO does."""
+
+    def __init__(self, parameters):
+        self.parameters = parameters
+        self.flat = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
+        super().__init__(torch.optim.AdamW([self.flat]))
+
+    def step(self, closure=None):
+        self.flat.grad = torch.cat([p.grad.flatten() for p in self.parameters])
+        for parameter in self.parameters:
+            parameter.grad = None
+        super().step()
+
+
+def test_says_that_an_optimizer_trains_copies_of_the_weights(found, no_errors):
+    model = nn.Linear(4, 2)
+    opt = Flat(list(model.parameters()))
+    with tap.track(model, optimizer=opt) as tracker:
+        for _ in range(2):
+            model(torch.ones(5, 4)).sum().backward()
+            opt.step()
+            tracker.step()
+    assert [r.step for r in found(tracker).of(WGRAD, "optimizer.0")] == [0, 1]
+    assert list(tracker.unseen) == ["weight gradients"]
+    assert "optimizer.0" in tracker.unseen["weight gradients"]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))])
+def test_copies_of_optimizers_have_no_hooks(copied, no_errors):
+    model = nn.Linear(4, 2)
+    opt = torch.optim.AdamW(model.parameters())
+    with tap.track(model, optimizer=opt):
+        other = copied(opt)
+        assert "zero_grad" not in vars(other)
+        assert not other._optimizer_step_pre_hooks
+        assert not other._optimizer_step_post_hooks
+
+
+class Hostile(Wrapper):
+    """Raises wherever it is touched, once it is armed."""
+
+    armed = False
+
+    def __getattribute__(self, name):
+        if Hostile.armed and name not in ("step", "_name", "__dict__"):
+            raise ValueError(f"nobody touches {name}")
+        return super().__getattribute__(name)
+
+
+class HostileOptimizer(torch.optim.SGD):
+    """A real optimizer that raises wherever it is touched, except by its own step."""
+
+    armed = False
+    stepping = False
+
+    def __getattribute__(self, name):
+        cls = HostileOptimizer
+        if cls.armed and not cls.stepping and name not in ("step", "profile_hook_step"):
+            raise RuntimeError(f"nobody touches {name}")
+        return super().__getattribute__(name)
+
+    def __eq__(self, other):
+        raise RuntimeError("nobody compares")
+
+    __hash__ = torch.optim.SGD.__hash__
+
+
+def hostile_wrapper(parameters):
+    return Hostile(torch.optim.SGD(parameters, lr=0.1, momentum=0.9)), Hostile
+
+
+def hostile_optimizer(parameters):
+    return HostileOptimizer(parameters, lr=0.1, momentum=0.9), HostileOptimizer
+
+
+class Broken:
+    """Looks like an optimizer and takes nothing."""
+
+    __slots__ = ("parameters",)
+    armed = False
+
+    def __init__(self, parameters):
+        self.parameters = list(parameters)
+
+    @property
+    def param_groups(self):
+        return 5
+
+    @property
+    def state(self):
+        raise KeyError("state")
+
+    def step(self):
+        with torch.no_grad():
+            for parameter in self.parameters:
+                parameter -= 0.1 * parameter.grad
+
+    def __repr__(self):
+        raise ValueError("no repr")
+
+
+@pytest.mark.parametrize(
+    "make", [hostile_wrapper, hostile_optimizer, lambda p: (Broken(p), Broken)]
+)
+@pytest.mark.parametrize("armed", ["before", "while"])
+def test_no_optimizer_makes_a_hook_raise(make, armed, monkeypatch):
+    model = nn.Linear(4, 2)
+    opt, cls = make(model.parameters())
+
+    def step():
+        if cls is HostileOptimizer:
+            cls.stepping = True  # the optimizer itself may touch it, our hooks may not
+        try:
+            opt.step()
+        finally:
+            cls.stepping = False
+
+    tracker = tap.track(model, optimizer=opt)
+    try:
+        cls.armed = armed == "before"
+        with tracker:
+            cls.armed = True
+            for _ in range(3):
+                model.zero_grad()
+                model(torch.ones(5, 4)).sum().backward()
+                step()
+                tracker.step()
+    finally:
+        cls.armed = False
+    assert {r.step for r in tracker.records if r.kind is WGRAD} == {0, 1, 2}
+    assert {r.step for r in tracker.records if r.kind is Kind.WEIGHT} == {-1, 0, 1, 2}
+    if armed == "before" and cls is not Hostile:
+        assert "optimizer" in tracker.unseen
+
+
+def test_rejects_what_is_no_optimizer():
+    class Raises:
+        def __getattribute__(self, name):
+            raise ValueError(name)
+
+    for wrong in (5, "adam", Raises(), [Raises()], nn.Linear(1, 1)):
+        with pytest.raises(TypeError, match="optimizer must be a torch optimizer"):
+            tap.track(nn.Linear(1, 1), optimizer=wrong)

@@ -1,0 +1,18 @@
+import numpy as np
+
+from tensortap.core.dtypes import DTYPES
+from tests.values.contract import FrameworkContract
+
+
+class TestNumpy(FrameworkContract):
+    framework = "numpy"
+    dtypes = tuple(row.name for row in DTYPES.values() if row.numpy)
+
+    def tensor(self, array, dtype):
+        return array
+
+    def contents(self, tensor):
+        return tensor.tobytes()
+
+    def is_tensor(self, value):
+        return type(value) is np.ndarray

@@ -1,0 +1,85 @@
+"""Digests that devices compute are those of the kernel."""
+
+import dataclasses
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import tensortap as tap
+from tensortap.core.record import Shard
+from tensortap.stats.shard_digest import add_digests, shard_digest
+from tensortap.values.adapters import CACHED
+from tensortap.values.snapshot import borrow, shard_digest_of
+from tensortap.values.torch import device_digest as module
+from tensortap.values.view import as_numpy
+from tests.values.torch.test_cuda import FakePort
+
+_DTYPES = (
+    torch.bool, torch.uint8, torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.int32,
+    torch.float32, torch.int64, torch.float64, torch.complex64, torch.complex128,
+)  # fmt: skip
+
+
+def drawn(shape, dtype):
+    size = int(np.prod(shape)) * torch.empty((), dtype=dtype).element_size()
+    raw = np.random.default_rng(0).integers(0, 2 if dtype is torch.bool else 256, size, np.uint8)
+    return torch.from_numpy(raw).view(dtype).reshape(shape)
+
+
+def on_device(tensor, shard=None):
+    port = FakePort()
+    later = module.digest_later(tensor, shard, port)
+    port.run()
+    return later.resolve()
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_operations_of_torch_give_the_digest_of_the_kernel(dtype, monkeypatch):
+    monkeypatch.setattr(module, "_CHUNK", 1000)
+    whole = drawn((3, 3001), dtype)
+    for each in (whole, whole.T, whole[:, 5:6], whole[0, 0], whole[:0]):
+        assert on_device(each) == shard_digest(as_numpy(borrow(each)))
+    parts = []
+    for rows, columns in itertools.product(((0, 1), (1, 3)), ((0, 700), (700, 3001))):
+        part = whole[slice(*rows), slice(*columns)]
+        parts.append(on_device(part, Shard((3, 3001), (rows[0], columns[0]))))
+    assert add_digests(parts) == shard_digest_of(whole)
+
+
+def test_does_not_wait_for_the_device(monkeypatch):
+    for name in ("item", "tolist", "__bool__", "__int__", "cpu", "numpy", "nonzero"):
+
+        def waits(*args, name=name, **kwargs):
+            raise AssertionError(f"{name} waits for the device")
+
+        monkeypatch.setattr(torch.Tensor, name, waits)
+    port = FakePort()
+    tensor = torch.arange(12.0)
+    later = module.digest_later(tensor, None, port)
+    tensor.zero_()  # training continues
+    assert not later.ready()
+    monkeypatch.undo()
+    port.run()
+    assert later.ready()
+    assert later.resolve() == shard_digest(np.arange(12, dtype=np.float32))
+
+
+def test_records_wait_for_the_digest(monkeypatch):
+    """A tracker does not wait for the device, whose digests come later."""
+    from tensortap.values.torch import adapter
+
+    port = FakePort()
+    later = functools.partial(module.digest_later, port=port)
+    pending = dataclasses.replace(adapter._TENSOR, digest_later=later)
+    monkeypatch.setitem(CACHED, torch.Tensor, pending)
+    model = torch.nn.Linear(3, 2)
+    with tap.track(model, digests=True, weights=False, gradients=False) as tracker:
+        out = model(torch.ones(1, 3))
+        tracker.step()
+        port.run()
+    (record,) = tracker.records
+    assert record.digest == shard_digest(out.detach().numpy())
+    assert record.stats.count == 2

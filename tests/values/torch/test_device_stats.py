@@ -1,0 +1,156 @@
+"""Statistics on a device, computed here on the CPU with the same operations of torch."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import tensortap as tap
+from tensortap.stats import packed
+from tensortap.values.torch import summarize as module
+from tensortap.values.torch.cuda import cuda
+from tests.values.torch.test_cuda import FakePort
+
+FLOATS = [
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn,
+    torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
+]  # fmt: skip
+WHOLE = [
+    torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
+    torch.uint64, torch.bool,
+]  # fmt: skip
+COUNTS = ("count", "zeros", "nans", "posinfs", "neginfs", "exponents")
+FIGURES = "min max mean std mean_abs max_abs min_abs rm2 rm4 rm8".split()
+
+
+def reduced(tensor):
+    vector = module.reduce(tensor)
+    name = str(tensor.dtype).removeprefix("torch.")
+    return packed.unpack(vector.numpy(), name, tuple(tensor.shape))
+
+
+def check(tensor):
+    found, known = reduced(tensor), tap.summarize(tensor)
+    for name in COUNTS:
+        assert getattr(found, name) == getattr(known, name), name
+    for name in FIGURES:
+        one, other = getattr(found, name), getattr(known, name)
+        if math.isnan(other):
+            assert math.isnan(one), name
+            continue
+        room = 1e-5 * (known.mean_abs if name == "mean" else abs(other))
+        if name == "std":  # float32 rounds the inputs if the mean is large
+            room = max(room, 1e-7 * known.mean_abs)
+        assert abs(one - other) <= room, (name, one, other)
+
+
+def from_bits(bits, dtype):
+    size = dtype.itemsize
+    return torch.frombuffer(bytearray(bits), dtype=torch.uint8)[: len(bits) // size * size].view(
+        dtype
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@given(bits=st.binary(min_size=8, max_size=400))
+@example(bits=bytes(8))
+@example(bits=b"\xff" * 16)
+def test_all_float_dtypes(dtype, bits):
+    check(from_bits(bits, dtype))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", WHOLE, ids=str)
+@given(bits=st.binary(min_size=8, max_size=400))
+@example(bits=bytes(7) + b"\x80")
+@example(bits=b"\xff" * 8)
+def test_all_integer_dtypes(dtype, bits):
+    tensor = from_bits(bits, torch.uint8) > 99 if dtype is torch.bool else from_bits(bits, dtype)
+    check(tensor)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+@given(
+    values=st.lists(
+        st.complex_numbers(max_magnitude=1e30, allow_nan=False) | st.just(complex("nan")),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_magnitudes_of_complex_numbers(dtype, values):
+    tensor = torch.tensor(values, dtype=dtype)
+    found, known = reduced(tensor), tap.summarize(tensor)
+    assert (found.count, found.zeros, found.nans) == (known.count, known.zeros, known.nans)
+    if known.finite:
+        assert found.max_abs == pytest.approx(known.max_abs, rel=1e-5)
+        assert found.rm2 == pytest.approx(known.rm2, rel=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-45, 1e-40, 1e-20, 1.0, 1e20, 3e38])
+def test_scales(scale):
+    torch.manual_seed(0)
+    check((torch.rand(1000, dtype=torch.float64) * scale).float())
+    check(-(torch.rand(1000, dtype=torch.float64) * scale))
+
+
+def test_limits_of_float64():
+    check(torch.tensor([5e-324, 1e-310, 1.7e308, -1.7e308, 0.0, math.nan, math.inf, -math.inf]))
+    check(torch.tensor([5e-324, 1e-310, 1.7e308, -1.7e308, 0.0], dtype=torch.float64))
+    check(torch.tensor([5e-324], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.bool])
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (), (1,), (2, 3, 4)])
+def test_shapes(dtype, shape):
+    check(torch.ones(shape).to(dtype))
+
+
+def test_strided_and_large():
+    torch.manual_seed(0)
+    check(torch.randn(300, 200).T[1:, ::3])
+    check(torch.randn(50_000) + 1000)
+
+
+def test_counts_exponents_in_chunks(monkeypatch):
+    monkeypatch.setattr(module, "_CHUNK", 100)
+    check(torch.randn(1234))
+
+
+def test_does_not_wait_for_the_device(monkeypatch):
+    """Reading a value would block training until the device has computed it."""
+    for name in ("item", "tolist", "__bool__", "__float__", "__int__", "cpu", "numpy", "nonzero"):
+
+        def waits(*args, name=name, **kwargs):
+            raise AssertionError(f"{name} waits for the device")
+
+        monkeypatch.setattr(torch.Tensor, name, waits)
+    port = FakePort()
+    tensor = torch.tensor([1.0, -3.0, torch.nan])
+    later = module.reduce_later(tensor, port)
+    tensor.zero_()  # training continues
+    assert not later.ready()
+    assert port.calls == ["copy"]
+    monkeypatch.undo()
+    port.run()
+    assert later.ready()
+    summary = later.resolve()
+    assert summary == tap.summarize(torch.tensor([1.0, -3.0, torch.nan]))
+    assert port.calls == ["copy", "synchronize"]
+
+
+def test_tensors_on_a_device_are_reduced_there(monkeypatch):
+    class OnDevice:
+        is_cuda = True
+
+    monkeypatch.setattr(module, "reduce_later", lambda value, port: (type(value), port))
+    assert module._summarize(OnDevice(), 0) == (OnDevice, cuda().port)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_rejects_dtypes_without_statistics():
+    with pytest.raises(TypeError, match="complex32"):
+        module.reduce(torch.zeros(3, dtype=torch.complex32))

@@ -1,0 +1,71 @@
+"""Histograms of all values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensortap.rooms.watch.films.frames import Painter
+from tensortap.rooms.watch.films.picture import FrameContent
+from tensortap.rooms.watch.films.style import Style
+from tensortap.text.colors import THEMES
+from tensortap.text.reals import counts_of
+from tests.watch.films.filming import draw, near, record
+
+ACCENT = THEMES["dark"].accent
+
+
+@pytest.mark.slow
+@given(st.lists(st.floats(-8, 8, width=16), max_size=60), st.integers(1, 16))
+def test_counts_agree_with_numpy(values, bins):
+    # quarters: rounding moves no value into another bin
+    x = np.round(np.array(values, np.float64) * 4) / 4
+    assert counts_of(x, (-8.0, 8.0), bins).sum() == len(x)
+    expected = np.histogram(x, 16, (-8, 8))[0]
+    assert counts_of(x, (-8.0, 8.0), 16).tolist() == expected.tolist()
+
+
+def test_counts_every_element_of_a_large_tensor():
+    x = np.random.default_rng(0).standard_normal(3_000_001).astype(np.float32)
+    assert counts_of(x, (float(x.min()), float(x.max())), 50).sum() == x.size
+
+
+def heights(frame):
+    """Return the heights of the bars, from left to right."""
+    rows = near(frame, ACCENT, 5)[50:430]
+    return rows.sum(axis=0)
+
+
+def test_heights_of_bars_are_the_counts():
+    x = np.repeat(np.arange(4), [10, 20, 40, 5])
+    found = heights(draw(x, mode="histogram"))
+    bars = [
+        found[found > 0][i] for i in np.linspace(20, np.count_nonzero(found) - 20, 4).astype(int)
+    ]
+    assert np.array(bars) / max(bars) == pytest.approx([0.25, 0.5, 1.0, 0.125], abs=0.02)
+
+
+def test_shows_a_single_outlier():
+    x = np.zeros(100_000)
+    x[5] = 100.0
+    found = heights(draw(x, mode="histogram"))
+    assert np.flatnonzero(found).max() - np.flatnonzero(found).min() > 500
+
+
+def test_axis_of_exponents_only_grows():
+    """2^0 alone, then with 2^-9: the first bar moves right, and stays there without 2^-9."""
+
+    def stats(x):
+        return record(None, stats=FrameContent(record(np.asarray(x))).summary)
+
+    painter = Painter(Style(size=(400, 300)))
+    places = []
+    for x in ([1.5] * 4, [1.5, 2**-9.0], [1.5] * 4):
+        frame = painter.draw(stats(x))[..., :3]
+        places.append(np.flatnonzero(near(frame, ACCENT, 5)[50:260].any(axis=0)))
+    assert places[0].min() < 100
+    assert places[2].min() > 330
+    assert places[1].min() < 100
+    assert places[1].max() == places[2].max()

@@ -1,0 +1,96 @@
+"""The text around a picture is readable at any size."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tensortap import Kind
+from tensortap.rooms.watch.films.canvas import Canvas, text_width
+from tensortap.rooms.watch.films.frames import Painter
+from tensortap.rooms.watch.films.legend import second_line
+from tensortap.rooms.watch.films.picture import FrameContent
+from tensortap.rooms.watch.films.style import Style
+from tests.watch.films.filming import record
+
+LONG = "model.encoder.layers.11.attention.self.query_key_value.weight_quantized.lora_A.default"
+RNG = np.random.default_rng(0)
+MATRIX = RNG.standard_normal((256, 300)).astype(np.float32)
+MATRIX[0, 0], MATRIX[1, 1], MATRIX[2, :200] = np.nan, np.inf, -np.inf
+TENSORS = {
+    "image": MATRIX,
+    "surface": MATRIX,
+    "histogram": MATRIX * 1e-7,
+    "pca": np.tile(MATRIX[:, :16], (20, 1)),
+    "grid": RNG.standard_normal((64, 3, 7, 7)) * 1e5,
+}
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """Record every text that is drawn, with its box."""
+    found = []
+    text, badge = Canvas.text, Canvas.badge
+
+    def note_text(self, x, y, words, size, color, align="left"):
+        width = text(self, x, y, words, size, color, align)
+        left = x - {"left": 0, "middle": width / 2, "right": width}[align]
+        found.append((words, left, y - size * 0.45, left + width, y + size * 0.45))
+        return width
+
+    def note_badge(self, x, y, words, size, color):
+        width = badge(self, x, y, words, size, color)
+        found.append((words, x - width, y - size * 0.7, x, y + size * 0.7))
+        return width
+
+    monkeypatch.setattr(Canvas, "text", note_text)
+    monkeypatch.setattr(Canvas, "badge", note_badge)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", TENSORS)
+@pytest.mark.parametrize(
+    "size", [(160, 120), (240, 180), (320, 240), (640, 480), (1920, 1080), (300, 900), (1000, 200)]
+)
+def test_texts_neither_overlap_nor_leave_the_frame(written, mode, size):
+    width, height = size
+    tags = {"kind": Kind.GRADIENT, "rank": 3, "world_size": 8, "device": "cuda:3"}
+    for name, message in (("w", "epoch 3"), (LONG, "warm up of the learning rate, second try")):
+        written.clear()
+        painter = Painter(Style(size=size, mode=mode))
+        painter.draw(record(TENSORS[mode], name, 12_345, message=message, **tags))
+        boxes = [box for box in written if box[0].strip()]
+        assert len(boxes) > 5
+        for words, left, top, right, bottom in boxes:
+            assert left >= 0, words
+            assert top >= 0, words
+            assert right <= width, words
+            assert bottom <= height, words
+        for one, other in itertools.combinations(boxes, 2):
+            apart = one[3] <= other[1] or other[3] <= one[1]
+            assert apart or one[4] <= other[2] or other[4] <= one[2], (one, other)
+
+
+def test_shows_statistics_and_counts_at_320_by_240(written):
+    Painter(Style(size=(320, 240))).draw(record(MATRIX))
+    words = " ".join(box[0] for box in written)
+    assert "mean" in words
+    for each in ("NaN 1", "+Inf 1", "-Inf 200"):
+        assert each in words
+    assert f"{np.nanmax(MATRIX[3:]):.3g}"[:4] in words
+
+
+@pytest.mark.parametrize("room", [620, 400, 300])
+def test_shape_and_sampling_have_priority(room):
+    tags = {"rank": 3, "world_size": 8, "device": "cuda:3", "message": "warm up, second try" * 3}
+    content = FrameContent(record(np.zeros((5000, 64), np.float32), kind=Kind.GRADIENT, **tags))
+    words, message = second_line(content, "4,000 of 5,000 rows", 12, room, 10)
+    assert "[5000, 64]" in words
+    assert "4,000 of 5,000 rows" in words
+    assert message.startswith("warm")
+    assert text_width(words, 12) + 10 + text_width(message, 12) <= room
+    everything, _ = second_line(content, "note", 12, 2000, 10)
+    assert everything == "gradient · [5000, 64] float32 · rank 3 of 8 · cuda:3 · note"
