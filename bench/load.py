@@ -110,7 +110,8 @@ def loaded_session(pipe: Connection, bound: str) -> None:
     from tensortap.api import session as live
     from tensortap.core.errors import NotFound
 
-    server = live._server = live.start("127.0.0.1", 0, bound)
+    server = live.start("127.0.0.1", 0, bound)
+    live._session = live.Session(server)
     own = psutil.Process()
     pipe.send((str(server.address), own.pid))
     while True:

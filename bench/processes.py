@@ -44,7 +44,7 @@ def stopwatch(pipe: Connection, count: int) -> None:
     from tensortap.api import session as live
 
     server = live.start("127.0.0.1", 0, "1GB")
-    live._server = server
+    live._session = live.Session(server)
     pipe.send(str(server.address))
     delays = []
     for number in range(count):

@@ -30,6 +30,6 @@ def no_provenance():
 @pytest.fixture
 def server(monkeypatch):
     server = live.start("127.0.0.1", 0, "64MB")
-    monkeypatch.setattr(live, "_server", server)
+    monkeypatch.setattr(live, "_session", live.Session(server))
     yield server
     server.close()

@@ -60,7 +60,7 @@ def test_hdf5(run, tmp_path):
         assert sorted(file) == [
             "again", "blocks%2F0", "dumped", "half", "text", "tree[a]", "tree[b][0]", "tree[b][1]",
         ]  # fmt: skip
-    found = tap.read_hdf5(tmp_path / "out.h5")
+    found = tap.rooms.trace.read_hdf5(tmp_path / "out.h5")
     assert torch.equal(found["half"].values[2], torch.full((4,), 2, dtype=torch.bfloat16))
     assert found["tree[b][0]"].values == [1.5] * 3
     assert found["again"].beside == {"calls": [0, 1]}
@@ -74,7 +74,7 @@ def test_hdf5_skips_values_it_cannot_hold(tmp_path):
     )
     tap.finish()
     assert tap.open(path).export(tmp_path / "out.h5") == 1
-    found = tap.read_hdf5(tmp_path / "out.h5")
+    found = tap.rooms.trace.read_hdf5(tmp_path / "out.h5")
     assert {name: one.values for name, one in found.items()} == {
         "x[text]": ["é"],
         "x[complex]": [1 + 2j],
@@ -88,7 +88,7 @@ def test_hdf5_of_a_name_with_several_shapes_and_types(tmp_path):
         tap.catch(value, "x")
     tap.finish()
     assert tap.open(path).export(tmp_path / "out.h5") == len(values)
-    found = tap.read_hdf5(tmp_path / "out.h5")
+    found = tap.rooms.trace.read_hdf5(tmp_path / "out.h5")
     shapes = {name: [getattr(v, "shape", v) for v in s.values] for name, s in found.items()}
     assert shapes == {"x": [(2,), (3,), (3,)], "x%~1": [(2, 2)], "x%~2": [1, 2]}
     assert found["x"].iterations == [0, 1, 4]
@@ -163,7 +163,7 @@ def test_repeated_steps_are_kept(tmp_path, name):
         with np.load(target) as file:
             found = [file[key] for key in keys]
     elif name == "out.h5":
-        kept = tap.read_hdf5(target)["x"]
+        kept = tap.rooms.trace.read_hdf5(target)["x"]
         assert kept.iterations == [5, 6, 5, 6, 5, 6]
         found = kept.values[1::2]
     else:
@@ -190,4 +190,4 @@ def test_name_with_a_zero_byte(tmp_path, name):
     tap.finish()
     assert tap.open(path).export(tmp_path / name) == 1
     if name == "out.h5":
-        assert list(tap.read_hdf5(tmp_path / name)) == ["nul\0"]
+        assert list(tap.rooms.trace.read_hdf5(tmp_path / name)) == ["nul\0"]

@@ -59,7 +59,7 @@ def test_ingest_all(server, capsys):
     space = {"__name__": "notebook", "weights": "mine"}
     server.history.write(RECORDS)
     server.history.write([record(20, "print", 1), record(21, "both!", 3)])
-    exec("import tensortap as tap; found = tap.ingest_all()", space)
+    exec("import tensortap as tap; found = tap.serve().ingest_all()", space)
     assert space["loss"] == 1.0
     assert space["weights"] == "mine"
     assert space["grads"].tolist() == [1]
@@ -70,18 +70,18 @@ def test_ingest_all(server, capsys):
     said = capsys.readouterr().out
     assert "not replaced: weights, print (overwrite=True replaces them)" in said
     assert space["found"]["loss"] == "loss"
-    exec("found = tap.ingest_all(overwrite=True)", space)
+    exec("import tensortap as tap; found = tap.serve().ingest_all(overwrite=True)", space)
     assert space["weights"].tolist() == [[1, 2], [3, 4]]
     assert space["print"] == 1
 
 
 def test_ingest_all_skips_statistics(server):
     tracked = msgspec.structs.replace(
-        record(30, "fc1", None), kind=Kind.ACTIVATION, stats=tap.summarize(np.ones(3))
+        record(30, "fc1", None), kind=Kind.ACTIVATION, stats=tap.viz.summarize(np.ones(3))
     )
     server.history.write([tracked, record(31, "nothing", None)])
     space = {"__name__": "notebook"}
-    exec("import tensortap as tap; found = tap.ingest_all()", space)
+    exec("import tensortap as tap; found = tap.serve().ingest_all()", space)
     assert space["found"] == {"nothing": "nothing"}
     assert space["nothing"] is None
     assert "fc1" not in space
@@ -96,7 +96,7 @@ def test_ingest_all_skips_values_that_cannot_be_rebuilt(server, capsys):
         ]
     )
     space = {}
-    exec("import tensortap as tap; tap.ingest_all()", space)
+    exec("import tensortap as tap; tap.serve().ingest_all()", space)
     assert space["good"] == 5
     assert "bad" not in space
     said = capsys.readouterr().out
@@ -117,11 +117,10 @@ def test_get(server):
 
 
 def test_verbs_without_a_session(monkeypatch):
-    monkeypatch.setattr(live, "_server", None)
-    for verb in (tap.summary, tap.status, tap.ingest_all, lambda: tap.get("x")):
+    monkeypatch.setattr(live, "_session", None)
+    for verb in (tap.summary, tap.status, lambda: tap.get("x")):
         with pytest.raises(NotFound, match=r"call tap\.serve\(\) first"):
             verb()
-    tap.close()
 
 
 def test_summary_and_describe_and_help(server, capsys):
@@ -132,14 +131,14 @@ def test_summary_and_describe_and_help(server, capsys):
     seen = capsys.readouterr().out
     for one in RECORDS:
         assert one.name in seen
-    tap.describe("weights")
+    live.current().describe("weights")
     seen = capsys.readouterr().out
     assert "weights" in seen
     assert "[2, 2] f32 x∈[1" in seen
-    tap.describe("loss", 1)
+    live.current().describe("loss", 1)
     assert "3 records, steps 10 to 40" in capsys.readouterr().out
     tap.help()
-    assert "tap.ingest_all()" in capsys.readouterr().out
+    assert "session.ingest_all()" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -153,10 +152,10 @@ def test_status_returns(server, capsys):
 
 
 def test_serve(monkeypatch, capsys):
-    monkeypatch.setattr(live, "_server", None)
+    monkeypatch.setattr(live, "_session", None)
     first = tap.serve(port=0, memory="32MB")
     assert "listening on 127.0.0.1:" in capsys.readouterr().out
-    assert first.history.bound == 32 << 20
+    assert first.server.history.bound == 32 << 20
     assert tap.serve() is first
     assert "already listening" in capsys.readouterr().out
     with pytest.raises(TensortapError, match=rf"port {first.address.port} is in use"):
@@ -193,7 +192,7 @@ def test_alert_does_not_hide_its_value(server, capsys):
     assert tap.get("loss") == 1.5
     assert tap.get_all("loss") == [1.5]
     assert tap.get("loss", kind="Alert")["rule"] == "nan"
-    assert tap.ingest_all(overwrite=True) == {"loss": "loss"}
+    assert live.current().ingest_all(overwrite=True) == {"loss": "loss"}
 
 
 def test_malformed_alerts_can_be_shown(server, capsys):
@@ -207,5 +206,5 @@ def test_malformed_alerts_can_be_shown(server, capsys):
     for i, value in enumerate(strange):
         server.history.write([record(i, f"n{i}", value, kind=Kind.ALERT)])
     tap.summary()
-    tap.describe("n7")
+    live.current().describe("n7")
     assert "\x1b[2J" not in capsys.readouterr().out

@@ -73,7 +73,7 @@ def x():
 def test_equal_values_change_no_bit(net, x, tmp_path):
     run, before = recorded(net, x, tmp_path)
     plain = net(x)
-    with tap.graft(net, run, "") as graft:
+    with tap.rooms.bisect.graft(net, run, "") as graft:
         y, after = gradients(net, x)
     assert torch.equal(y, plain)
     assert all(map(torch.equal, before, after))
@@ -91,7 +91,7 @@ def test_output_is_the_recorded_one_and_gradients_go_to_the_computed_one(net, x,
     with torch.no_grad():
         net.fc.weight.mul_(-3)
     seen = []
-    with tap.graft(net, run, "^fc$"):
+    with tap.rooms.bisect.graft(net, run, "^fc$"):
         # a later hook sees what the rest of the model sees
         handle = net.fc.register_forward_hook(lambda *args: seen.append(args[2].clone()))
         _, found = gradients(net, x)
@@ -114,7 +114,7 @@ def test_structures_keep_their_types(x, tmp_path):
     with tap.track(model, tensors=True, out_path=tmp_path) as tracker:
         model(x)
         tracker.step()
-    with tap.graft(model, tracker.path, "^0$"):
+    with tap.rooms.bisect.graft(model, tracker.path, "^0$"):
         found = model(x * 5)
     assert type(found) is Parts
     assert type(found.pair) is Pair
@@ -127,17 +127,17 @@ def test_structures_keep_their_types(x, tmp_path):
 def test_errors_name_what_is_near(net, x, tmp_path):
     run, _ = recorded(net, x, tmp_path, exclude="parts")
     with pytest.raises(NotFound, match=r"no module 'parst'; did you mean 'parts'"):
-        tap.graft(net, run, "parst")
+        tap.rooms.bisect.graft(net, run, "parst")
     with pytest.raises(NotFound, match=r"no Activation of 'parts' at step 0; did you mean"):
-        tap.graft(net, run, ["fc", "parts"])
+        tap.rooms.bisect.graft(net, run, ["fc", "parts"])
     with pytest.raises(NotFound, match="no step 7; the nearest captured step is 0"):
-        tap.graft(net, run, "fc", step=7)
+        tap.rooms.bisect.graft(net, run, "fc", step=7)
     with pytest.raises(TypeError, match=r"model must be a torch.nn.Module"):
-        tap.graft("net", run, "fc")
+        tap.rooms.bisect.graft("net", run, "fc")
     with tap.track(net, out_path=tmp_path) as tracker:
         net(x)
     statistics = pytest.raises(NotFound, match=r"only statistics of 'fc'.*tensors=True")
-    with statistics, tap.graft(net, tracker.path, "fc"):
+    with statistics, tap.rooms.bisect.graft(net, tracker.path, "fc"):
         net(x)
 
 
@@ -148,13 +148,13 @@ def hooks_of(model):
 def test_shapes_that_differ_and_calls_too_many_raise_and_leave_nothing_behind(net, x, tmp_path):
     run, _ = recorded(net, x, tmp_path)
     shapes = r"fc: .* \[5, 4\], the recorded one \[3, 4\]"
-    with pytest.raises(tap.TensortapError, match=shapes), tap.graft(net, run, "fc"):
+    with pytest.raises(tap.TensortapError, match=shapes), tap.rooms.bisect.graft(net, run, "fc"):
         net(torch.ones(5, 4))
     assert hooks_of(net) == 0
     calls = "2 calls of 'fc' at step 0, this is call 3"
-    with pytest.raises(NotFound, match=calls), tap.graft(net, run, "fc"):
+    with pytest.raises(NotFound, match=calls), tap.rooms.bisect.graft(net, run, "fc"):
         torch.stack([net(x), net(x)])
-    with pytest.raises(ZeroDivisionError), tap.graft(net, run, "fc") as graft:
+    with pytest.raises(ZeroDivisionError), tap.rooms.bisect.graft(net, run, "fc") as graft:
         _ = 1 / 0
     assert hooks_of(net) == 0
     with pytest.raises(RuntimeError, match="has ended"), graft:
@@ -164,7 +164,7 @@ def test_shapes_that_differ_and_calls_too_many_raise_and_leave_nothing_behind(ne
 def test_cast_is_stated(net, x, tmp_path, caplog):
     run, _ = recorded(net, x, tmp_path)
     net = net.double()
-    with tap.graft(net, run, "^fc$") as graft:
+    with tap.rooms.bisect.graft(net, run, "^fc$") as graft:
         assert net(x.double()).dtype is torch.float64
     assert graft.notes == {"fc": "recorded as float32, cast to float64"}
     assert "fc: recorded as float32, cast to float64" in caplog.text
@@ -181,11 +181,13 @@ def test_steps_follow_the_program_and_names_are_mapped(x, tmp_path):
     other = nn.Module()
     other.layers = nn.ModuleList([nn.Linear(4, 4)])
     other.forward = other.layers[0].__call__
-    with tap.graft(other, tracker.path, r"layers\.0", mapping=[r"layers\.(\d)=\1"]):
+    with tap.rooms.bisect.graft(other, tracker.path, r"layers\.0", mapping=[r"layers\.(\d)=\1"]):
         for step in range(3):
             tap.step(step)
             assert torch.equal(other.layers[0](x), wanted[step])
-    with tap.graft(other, tracker.path, r"layers\.0", step=2, mapping=[r"layers\.(\d)=\1"]):
+    with tap.rooms.bisect.graft(
+        other, tracker.path, r"layers\.0", step=2, mapping=[r"layers\.(\d)=\1"]
+    ):
         assert torch.equal(other.layers[0](x), wanted[2])
 
 
@@ -197,7 +199,7 @@ def test_recomputation_gets_the_same_values(net, x, tmp_path, reentrant):
 
     def step(run_block):
         net.zero_grad()
-        with tap.graft(net, run, "fc|act|parts"):
+        with tap.rooms.bisect.graft(net, run, "fc|act|parts"):
             run_block(x.clone().requires_grad_()).square().sum().backward()
         return [p.grad.clone() for p in net.parameters()]
 
@@ -212,7 +214,7 @@ def test_compiled_model_runs_eagerly_meanwhile(net, x, tmp_path):
     compiled = torch.compile(net, backend="eager", fullgraph=True)
     with torch.no_grad():
         net.fc.weight.zero_()
-    with tap.graft(compiled, run, ""):
+    with tap.rooms.bisect.graft(compiled, run, ""):
         assert torch.equal(compiled(x), wanted)
 
 

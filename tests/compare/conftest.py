@@ -33,7 +33,7 @@ def write(tmp_path):
                 name, kind, step, value, its_rank = (*record, 0)[:5]
                 if its_rank != rank:
                     continue
-                stats = value if isinstance(value, tap.Summary) else None
+                stats = value if isinstance(value, tap.core.record.Summary) else None
                 neutral = None if stats is not None else borrow(value)
                 array = isinstance(value, np.ndarray)
                 dtype, shape = (str(value.dtype), value.shape) if array else ("", ())

@@ -72,7 +72,7 @@ def test_digests_of_shards_are_put_together(store):
         shard = tap.Shard(x.shape, (0, start), ("S(1)",))
         return Record(
             "x", Kind.WEIGHT, 0, 0, 0, rank, ranks, 0, "", "float32", part.shape, shard,
-            shard_digest(part, shard), None, tap.summarize(part),
+            shard_digest(part, shard), None, tap.viz.summarize(part),
         )  # fmt: skip
 
     wrong = x[:, 2:].copy()

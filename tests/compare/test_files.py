@@ -157,7 +157,7 @@ def test_registered_formats(folder):
         def __init__(self, text):
             self.text = text
 
-    tap.register_format(
+    tap.runs.register_format(
         Note, ".note", lambda note, path: path.write_text(note.text),
         lambda path: Note(path.read_text()), lambda a, b: a.text.lower() == b.text.lower(),
     )  # fmt: skip

@@ -114,12 +114,12 @@ def test_ranks(write):
 
 
 def test_statistics_only(write):
-    stats = [(n, k, s, tap.summarize(v), r) for n, k, s, v, r in training()]
+    stats = [(n, k, s, tap.viz.summarize(v), r) for n, k, s, v, r in training()]
     one, two = write(stats), write(stats)
     report = compare_runs(one, two)
     assert report
     assert report.equal == 9
-    off = [(n, k, s, tap.summarize(v * 2), r) for n, k, s, v, r in training()]
+    off = [(n, k, s, tap.viz.summarize(v * 2), r) for n, k, s, v, r in training()]
     report = compare_runs(one, write(off))
     assert not report
     assert report.first.by == "statistics"
@@ -257,8 +257,8 @@ def test_no_tolerance_passes_nan_or_a_failed_rule(write, tmp_path):
 
 
 def test_tolerance_that_passes_statistics(write):
-    one = write([(n, k, s, tap.summarize(v), r) for n, k, s, v, r in training()])
-    two = write([(n, k, s, tap.summarize(v + 1e-3), r) for n, k, s, v, r in training()])
+    one = write([(n, k, s, tap.viz.summarize(v), r) for n, k, s, v, r in training()])
+    two = write([(n, k, s, tap.viz.summarize(v + 1e-3), r) for n, k, s, v, r in training()])
     report = compare_runs(one, two)
     assert not report
     assert compare_runs(one, two, atol=report.passing_atol)

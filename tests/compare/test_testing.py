@@ -36,33 +36,37 @@ def runs(tmp_path_factory, run_program):
 
 
 def test_matching_runs_pass(runs):
-    report = tap.testing.assert_runs_match(runs["right"], str(runs["right"]))
+    report = tap.rooms.compare.testing.assert_runs_match(runs["right"], str(runs["right"]))
     assert report.compared == 4
-    tap.testing.assert_runs_match(runs["wrong"], runs["right"], rtol=2e-3)
-    tap.testing.assert_runs_match(tap.open(runs["wrong"]), runs["right"], steps=(None, 1))
-    tap.testing.assert_runs_match(runs["short"], runs["right"], allow_missing=True)
+    tap.rooms.compare.testing.assert_runs_match(runs["wrong"], runs["right"], rtol=2e-3)
+    tap.rooms.compare.testing.assert_runs_match(
+        tap.open(runs["wrong"]), runs["right"], steps=(None, 1)
+    )
+    tap.rooms.compare.testing.assert_runs_match(runs["short"], runs["right"], allow_missing=True)
 
 
 def test_differing_runs_fail(runs):
     with pytest.raises(AssertionError) as caught:
-        tap.testing.assert_runs_match(runs["wrong"], runs["right"])
+        tap.rooms.compare.testing.assert_runs_match(runs["wrong"], runs["right"])
     text = str(caught.value)
     assert "hidden  Value  step 2  rank 0" in text
     assert "\x1b" not in text
     with pytest.raises(AssertionError, match="only in the second"):
-        tap.testing.assert_runs_match(runs["short"], runs["right"])
+        tap.rooms.compare.testing.assert_runs_match(runs["short"], runs["right"])
 
 
 def test_runs_with_nothing_in_common_fail(runs):
     with pytest.raises(AssertionError, match="nothing to compare"):
-        tap.testing.assert_runs_match(runs["right"], runs["right"], names="no such name")
+        tap.rooms.compare.testing.assert_runs_match(
+            runs["right"], runs["right"], names="no such name"
+        )
 
 
 def test_rejects_values_that_are_not_runs(runs, tmp_path):
     with pytest.raises(tap.TensortapError, match="which does not exist"):
-        tap.testing.assert_runs_match(runs["right"], tmp_path / "nothing")
+        tap.rooms.compare.testing.assert_runs_match(runs["right"], tmp_path / "nothing")
     with pytest.raises(tap.TensortapError, match="no such file"):
-        tap.testing.assert_runs_match("nothing", "nothing")
+        tap.rooms.compare.testing.assert_runs_match("nothing", "nothing")
 
 
 def test_report_is_the_message_in_pytest(runs, tmp_path):
@@ -73,10 +77,11 @@ def test_report_is_the_message_in_pytest(runs, tmp_path):
         import tensortap as tap
 
         def test_strictly():
-            tap.testing.assert_runs_match({str(runs["wrong"])!r}, {str(runs["right"])!r})
+            testing = tap.rooms.compare.testing
+            testing.assert_runs_match({str(runs["wrong"])!r}, {str(runs["right"])!r})
 
         def test_by_rules():
-            tap.testing.assert_runs_match(
+            tap.rooms.compare.testing.assert_runs_match(
                 {str(runs["wrong"])!r}, {str(runs["right"])!r}, rules={str(rules)!r})
         """)
     )

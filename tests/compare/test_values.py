@@ -377,7 +377,9 @@ def test_registered_comparisons():
         def __init__(self, cents):
             self.cents = cents
 
-    tap.register_format(Price, ".price", None, None, lambda a, b: a.cents // 100 == b.cents // 100)
+    tap.runs.register_format(
+        Price, ".price", None, None, lambda a, b: a.cents // 100 == b.cents // 100
+    )
     try:
         assert compare_values([Price(101)], [Price(199)])
         found = compare_values({"p": Price(101)}, {"p": Price(201)})

@@ -30,7 +30,7 @@ def given(tmp_path_factory):
                 tracker.step(loss=1.0)
         tap.finish()
         server = session.start("127.0.0.1", 0, "32MB")
-        patch.setattr(session, "_server", server)
+        patch.setattr(session, "_session", session.Session(server))
         server.history.write(list(tap.open(path).records("loss")))
         yield SimpleNamespace(model=model, run=tap.open(path), folder=folder)
         server.close()
@@ -45,7 +45,7 @@ CALLS = [
     (lambda g: tap.get("loss", step=1.5), "step must be a whole number, got 1.5"),
     (lambda g: tap.get("loss", kind=3), "kind must be a string, got 3"),
     (lambda g: tap.get_all("loss", rank="all"), "rank must be a whole number, got 'all'"),
-    (lambda g: tap.describe(None), "name must be a string, got None"),
+    (lambda g: tap.get(None), "name must be a string, got None"),
     (lambda g: tap.status("long"), "seconds must be a number, got 'long'"),
     (lambda g: tap.status(-1), "seconds must be at least 0 seconds, got -1"),
     (lambda g: tap.serve(host=3), "host must be a string, got 3"),
@@ -71,9 +71,9 @@ CALLS = [
     (lambda g: tap.init(None), "folder must be a string or a path, got None"),
     (lambda g: tap.HDF5(None), "path must be a string or a path, got None"),
     (lambda g: tap.HDF5("a.h5", chunks="x"), "chunks must be a whole number, got 'x'"),
-    (lambda g: tap.read_hdf5(None), "path must be a string or a path, got None"),
-    (lambda g: tap.read_logframe(3), "path must be a string or a path, got 3"),
-    (lambda g: tap.register_format(int, 3, print, print), "suffix must be a string, got 3"),
+    (lambda g: tap.rooms.trace.read_hdf5(None), "path must be a string or a path, got None"),
+    (lambda g: tap.viz.read_logframe(3), "path must be a string or a path, got 3"),
+    (lambda g: tap.runs.register_format(int, 3, print, print), "suffix must be a string, got 3"),
     # comparing
     (lambda g: tap.compare(1.0, 2.0, atol="x"), "atol must be a number, got 'x'"),
     (lambda g: tap.compare(g.run, g.run, kinds="Weight"), "kinds must be a list of strings, got"),

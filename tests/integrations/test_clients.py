@@ -97,7 +97,7 @@ def accelerated(first, folder):
     def step(batch):
         with accelerator.accumulate(model):
             accelerator.backward(model(batch).square().mean())
-            gradient = tap.summarize(model[0].weight.grad)
+            gradient = tap.viz.summarize(model[0].weight.grad)
             opt.step()
             opt.zero_grad()
         return gradient if accelerator.sync_gradients else None
@@ -121,7 +121,7 @@ def fabricated(first, folder):
         calls.append(1)
         if len(calls) % ACCUMULATED:
             return None
-        gradient = tap.summarize(inner[0].weight.grad)
+        gradient = tap.viz.summarize(inner[0].weight.grad)
         opt.step()
         opt.zero_grad()
         return gradient

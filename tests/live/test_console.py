@@ -21,7 +21,7 @@ from tests.live.conftest import ROOT
 @pytest.fixture
 def session(server, run, monkeypatch):
     """The session of this process, with something in it."""
-    monkeypatch.setattr(live, "_server", server)
+    monkeypatch.setattr(live, "_session", live.Session(server))
     monkeypatch.setenv("COLUMNS", "160")
     run("""
         import numpy as np, tensortap as tap
@@ -63,24 +63,24 @@ def test_summary_and_describe(session, capsys):
     assert "[20000] i64" in shown
     assert "recent" in shown
     assert "\x1b[31m" not in shown
-    tap.describe("blocks.3.attn")
+    live.current().describe("blocks.3.attn")
     shown = capsys.readouterr().out
     assert "blocks.3.attn" in shown
     assert "[3] f32 x=1 NaN 1! +Inf 1!" in shown
-    tap.describe("state")
+    live.current().describe("state")
     shown = capsys.readouterr().out
     assert "['a']" in shown
-    tap.describe("loss")
+    live.current().describe("loss")
     assert "5 records" in capsys.readouterr().out
     tap.help()
     shown = capsys.readouterr().out
-    assert "tap.ingest_all()" in shown
+    assert "session.ingest_all()" in shown
     assert 'tap.get("loss", 1)' in shown
 
 
 def test_ingest_all(session, capsys):
     space = {"tap": tap, "loss": "mine", "__builtins__": __builtins__}
-    exec("done = tap.ingest_all()", space)
+    exec("import tensortap as tap; done = tap.serve().ingest_all()", space)
     assert space["loss"] == "mine"
     assert space["blocks_3_attn"].shape == (3,)
     assert space["class_"] == 7
@@ -90,7 +90,7 @@ def test_ingest_all(session, capsys):
     assert "loss" in said
     assert "list" in said
     assert space["done"]["blocks.3.attn"] == "blocks_3_attn"
-    exec("done = tap.ingest_all(overwrite=True)", space)
+    exec("import tensortap as tap; done = tap.serve().ingest_all(overwrite=True)", space)
     assert space["loss"] == 0.2
     assert space["list"] == [1, 2]
     assert space["big"][-1] == 19_999

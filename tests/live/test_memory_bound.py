@@ -142,7 +142,7 @@ def test_memory_of_columns_is_what_is_counted(serving, run, names):
 def test_eviction_is_shown(capsys, run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     server = live.start("127.0.0.1", 0, "1MB")
-    monkeypatch.setattr(live, "_server", server)
+    monkeypatch.setattr(live, "_session", live.Session(server))
     try:
         run(
             """

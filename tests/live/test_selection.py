@@ -116,7 +116,7 @@ def test_enable_and_disable(server, run):
     run("""
         import tensortap as tap
         for i in range(9):
-            if i == 3: tap.disable()
+            if i == 3: tap.enable(False)
             if i == 6: tap.enable()
             tap.catch(i, "x")
         assert tap.flush(60)

@@ -167,9 +167,9 @@ def test_update_metadata_describes_the_moment_of_the_call(python, repo, tmp_path
         assert current().keeper.wait(60)
         def mine(text, width=70): return text
         original, textwrap.fill = textwrap.fill, mine
-        tap.update_metadata()
+        tap.rooms.provenance.update_metadata()
         textwrap.fill = original
-        tap.update_metadata()
+        tap.rooms.provenance.update_metadata()
         tap.finish()
         """,
         str(tmp_path / "runs"),

@@ -118,7 +118,7 @@ def test_numpy_and_every_variant_of_the_kernel_agree(name, monkeypatch):
 def test_losses_of_one_block():
     x = np.zeros(32, np.float32)
     x[:4] = 1.0, 0.1, -7.9, 2.0**-10
-    found = tap.quantize_error(x, "mxfp4")
+    found = tap.viz.quantize_error(x, "mxfp4")
     assert found.scale.tolist() == [1.0]
     assert found.values[:4].tolist() == [1.0, 0.0, -6.0, 0.0]
     assert (found.underflow.tolist(), found.saturated.tolist()) == ([2], [1])
@@ -129,13 +129,13 @@ def test_losses_of_one_block():
 def test_a_nan_or_an_infinity_costs_its_block():
     x = np.ones((2, 64), np.float32)
     x[0, 40], x[1, 3] = np.nan, np.inf
-    found = tap.quantize_error(x, "mxfp8_e4m3")
+    found = tap.viz.quantize_error(x, "mxfp8_e4m3")
     assert np.isnan(found.values[0, 32:]).all()
     assert np.isnan(found.values).sum() == 32
     assert np.flatnonzero(found.values[1, :32]).tolist() == [3]
     assert found.underflow.tolist() == [[0, 0], [31, 0]]
     assert found.totals()["nan_blocks"] == 1
-    clamped = tap.quantize_error(x, "nvfp4").values[1]
+    clamped = tap.viz.quantize_error(x, "nvfp4").values[1]
     assert clamped == pytest.approx(1.0)  # to the largest finite value
 
 
@@ -143,28 +143,28 @@ def test_axis_block_and_any_framework():
     import torch
 
     x = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32)
-    down = tap.quantize_error(torch.from_numpy(x).bfloat16(), "mxfp6_e2m3", axis=0)
+    down = tap.viz.quantize_error(torch.from_numpy(x).bfloat16(), "mxfp6_e2m3", axis=0)
     rounded = x.astype(ml_dtypes.bfloat16)
-    across = tap.quantize_error(np.ascontiguousarray(rounded.T), "mxfp6_e2m3")
+    across = tap.viz.quantize_error(np.ascontiguousarray(rounded.T), "mxfp6_e2m3")
     assert down.scale.shape == (2, 6)
     assert np.array_equal(down.values, across.values.T)
     assert np.array_equal(down.sqnr, across.sqnr.T)
-    assert tap.quantize_error(x, "mxfp4", block=2).scale.shape == (40, 3)
+    assert tap.viz.quantize_error(x, "mxfp4", block=2).scale.shape == (40, 3)
     assert down.worst is not None
-    assert tap.quantize_error(np.zeros((2, 0)), "nvfp4").worst is None
-    assert tap.quantize_error(3.0, "nvfp4").values.tolist() == [3.0]
+    assert tap.viz.quantize_error(np.zeros((2, 0)), "nvfp4").worst is None
+    assert tap.viz.quantize_error(3.0, "nvfp4").values.tolist() == [3.0]
 
 
 def test_wrong_arguments_are_named():
     x = np.ones(4)
     with pytest.raises(NotFound, match="no block format is called 'fp4'; there are mxfp8_e4m3"):
-        tap.quantize_error(x, "fp4")
+        tap.viz.quantize_error(x, "fp4")
     with pytest.raises(ValueError, match="block must be from 1 to 4096, got 0"):
-        tap.quantize_error(x, "mxfp4", block=0)
+        tap.viz.quantize_error(x, "mxfp4", block=0)
     with pytest.raises(ValueError, match="axis must be one of the 1 axes"):
-        tap.quantize_error(x, "mxfp4", axis=1)
+        tap.viz.quantize_error(x, "mxfp4", axis=1)
     with pytest.raises(TypeError, match="real numbers"):
-        tap.quantize_error(np.ones(3, complex), "mxfp4")
+        tap.viz.quantize_error(np.ones(3, complex), "mxfp4")
     with pytest.raises(TypeError, match="formats must be a list of strings, got 'mxfp4'"):
         tap.track(None, formats="mxfp4")
 
@@ -181,7 +181,7 @@ def test_in_a_run_and_in_the_hook(tmp_path):
     tap.finish()
     run = tap.open(path)
     row = run.formats("mxfp4", kind="Weight").iloc[0]
-    want = tap.quantize_error(weight, "mxfp4")
+    want = tap.viz.quantize_error(weight, "mxfp4")
     assert (row["name"], row["sqnr"], row["worst"]) == (
         "weight", want.totals()["sqnr"], want.worst,
     )  # fmt: skip

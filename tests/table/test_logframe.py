@@ -168,7 +168,7 @@ def test_empty_frame_follows_the_schema():
     frame = logframe_of([])
     assert len(frame) == 0
     assert frame["exponent_counts"].columns.tolist() == [-math.inf, 0, math.inf]
-    tap.validate_logframe(frame)
+    tap.viz.validate_logframe(frame)
 
 
 @pytest.mark.parametrize("wrong", [(3, 1), 5, ("a", "b"), (1, 2, 3)])
@@ -214,7 +214,7 @@ def test_reads_what_pandas_saved(tmp_path, suffix, index):
         frame.to_pickle(path)
     else:
         getattr(frame, f"to_{suffix.partition('.')[0]}")(path, index=index)
-    again = tap.read_logframe(path, trust=suffix == "pkl")
+    again = tap.viz.read_logframe(path, trust=suffix == "pkl")
     pd.testing.assert_frame_equal(again, frame)
 
 

@@ -65,18 +65,18 @@ def test_strict_frame_has_only_the_columns_of_the_schema(tmp_path):
     assert all(dtype.kind in "iu" for dtype in frame["exponent_counts"].dtypes)
     assert {-math.inf, math.inf} < set(frame["exponent_counts"].columns)
     frame.to_csv(tmp_path / "strict.csv")
-    plain = tap.validate_logframe(logframe_of(records))
+    plain = tap.viz.validate_logframe(logframe_of(records))
     assert plain["metadata"]["rank"].tolist() == [0, 1, 0, 1]
-    for found in (tap.validate_logframe(frame), tap.read_logframe(tmp_path / "strict.csv")):
+    for found in (tap.viz.validate_logframe(frame), tap.viz.read_logframe(tmp_path / "strict.csv")):
         pd.testing.assert_frame_equal(found, plain)
 
 
 def test_accepts_and_orders_a_valid_frame():
-    frame = tap.validate_logframe(foreign())
+    frame = tap.viz.validate_logframe(foreign())
     assert frame["exponent_counts"].columns.tolist() == [-math.inf, -1, 0, math.inf]
     assert frame["exponent_counts"].to_numpy().tolist() == [[0, 1, 3, 5], [0, 2, 4, 0]]
     assert frame["metadata"]["rank"].tolist() == [0, 0]
-    pd.testing.assert_frame_equal(tap.validate_logframe(frame), frame)
+    pd.testing.assert_frame_equal(tap.viz.validate_logframe(frame), frame)
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,14 @@ def test_accepts_and_orders_a_valid_frame():
     ],
 )  # fmt: skip
 def test_accepts_other_spellings(theirs, ours):
-    frame = tap.validate_logframe(foreign(tensor_type=[theirs, "Weight"]))
+    frame = tap.viz.validate_logframe(foreign(tensor_type=[theirs, "Weight"]))
     assert frame["metadata"]["tensor_type"].tolist() == [ours, "Weight"]
 
 
 def test_adds_defaults_for_missing_columns():
     frame = foreign(type=[None, np.nan], dtype=["torch.float32", "torch.float8_e5m2"])
     frame = frame.drop(columns=[("exponent_counts", math.inf), ("exponent_counts", -math.inf)])
-    found = tap.validate_logframe(frame)
+    found = tap.viz.validate_logframe(frame)
     assert found["metadata"]["type"].tolist() == ["", ""]
     assert found["metadata"]["dtype"].tolist() == ["float32", "float8_e5m2"]
     assert found["exponent_counts"][math.inf].tolist() == [0, 0]
@@ -105,7 +105,7 @@ def test_adds_defaults_for_missing_columns():
 def test_does_not_change_its_argument():
     frame = foreign(tensor_type=["Weights", "Weights"])
     before = frame.copy()
-    tap.validate_logframe(frame)
+    tap.viz.validate_logframe(frame)
     pd.testing.assert_frame_equal(frame, before)
 
 
@@ -149,7 +149,7 @@ def test_does_not_change_its_argument():
 )
 def test_errors_name_what_is_missing_and_what_was_found(frame, words):
     with pytest.raises(SchemaError, match=words):
-        tap.validate_logframe(frame)
+        tap.viz.validate_logframe(frame)
 
 
 @pytest.mark.attack("pickle that runs code")
@@ -157,12 +157,12 @@ def test_reads_a_pickle_only_if_trusted(tmp_path):
     path = tmp_path / "logs.pkl"
     foreign(tensor_type=["Weights", "Weights"]).to_pickle(path)
     with pytest.raises(UntrustedFile, match=r"may run code when read: pass trust=True if it is"):
-        tap.read_logframe(path)
-    found = tap.read_logframe(path, trust=True)
+        tap.viz.read_logframe(path)
+    found = tap.viz.read_logframe(path, trust=True)
     assert found["metadata"]["tensor_type"].tolist() == ["Weight", "Weight"]
     pd.Series([1]).to_pickle(path)
     with pytest.raises(SchemaError, match=r"logs.pkl: a LogFrame is a pandas.DataFrame, not a Ser"):
-        tap.read_logframe(path, trust=True)
+        tap.viz.read_logframe(path, trust=True)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
@@ -171,7 +171,7 @@ def test_reads_files_of_other_programs(tmp_path, suffix):
     frame = foreign()
     frame.index.name = "row"  # makes a third row of headers
     getattr(frame, f"to_{suffix}")(path)
-    found = tap.read_logframe(path)
+    found = tap.viz.read_logframe(path)
     assert found["exponent_counts"].to_numpy().tolist() == [[0, 1, 3, 5], [0, 2, 4, 0]]
     assert found["scalar_stats"]["std"].tolist() == [1.0, 2.0]
 
@@ -180,12 +180,12 @@ def test_rejects_other_files(tmp_path):
     path = tmp_path / "logs.csv"
     path.write_text("name,step\nfc,1\n")
     with pytest.raises(SchemaError, match=r"logs.csv: the first row of headers names none of"):
-        tap.read_logframe(path)
+        tap.viz.read_logframe(path)
     path.write_text("")
     with pytest.raises(SchemaError, match=r"found nothing"):
-        tap.read_logframe(path)
+        tap.viz.read_logframe(path)
     without(("metadata", "name")).to_csv(path)
     with pytest.raises(SchemaError, match=r"logs.csv: no column \('metadata', 'name'\)"):
-        tap.read_logframe(path)
+        tap.viz.read_logframe(path)
     with pytest.raises(TensortapError, match=r"must be a .parquet, .csv or .pkl"):
-        tap.read_logframe(tmp_path / "logs.xlsx")
+        tap.viz.read_logframe(tmp_path / "logs.xlsx")

@@ -255,7 +255,7 @@ def test_every_nth_iteration():
 def test_disable_stops_tracing():
     with tap.trace(keeps, ["y"]) as tracer:
         keeps(0)
-        tap.disable()
+        tap.enable(False)
         try:
             keeps(1)
         finally:
@@ -502,7 +502,7 @@ def test_orders_follow_the_lists_that_callbacks_change():
     assert traced().orders == [0, 1, 2, 3]
     assert traced(pre_gather_callbacks=odd).orders == [1, 3]  # a single callback needs no list
     assert traced(pre_gather_callbacks=[new]).orders == [-1]
-    stack = tap.stack_padded_tensors
+    stack = tap.rooms.trace.stack_padded_tensors
     assert traced(pre_gather_callbacks=[stack]).orders == [[0, 1, 2, 3]]
     twice = traced(pre_gather_callbacks=[stack], post_gather_callbacks=[stack])
     assert (twice.orders, twice.iterations) == ([[[0, 1, 2, 3]]], [[[0, 0, 0, 0]]])
@@ -553,7 +553,7 @@ def test_reports_functions_that_are_never_called(caplog):
 )
 def test_reports_calls_that_were_not_traced_and_why(options, why, caplog):
     if not options:
-        tap.disable()
+        tap.enable(False)
     try:
         with caplog.at_level(logging.WARNING, "tensortap"), tap.trace(mean, ["total"], **options):
             mean([1.0])

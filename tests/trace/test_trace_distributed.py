@@ -57,7 +57,7 @@ def everybody(count, size=B):
         return torch.stack(found)
     dist.gather(mine)
 
-stack = tap.stack_padded_tensors
+stack = tap.rooms.trace.stack_padded_tensors
 result = {}
 """
 
@@ -94,7 +94,7 @@ result["files"] = sorted(p for p in os.listdir(".") if p.endswith("h5"))
 if rank == 0:
     result["hdf5"] = list(saver.datasets["forward.x"].shape)
     result["hdf5 left"] = tracer.results["forward.x"].values
-    stored = tap.read_hdf5("trace.h5")["forward.x"]
+    stored = tap.rooms.trace.read_hdf5("trace.h5")["forward.x"]
     result["hdf5 iterations"], result["hdf5 ranks"] = stored.iterations, stored.ranks
     wanted = expected.unflatten(1, (N // 2, 2)).transpose(0, 1).flatten(1, 2)
     result["hdf5 values"] = torch.equal(torch.stack(stored.values), wanted)
@@ -146,9 +146,9 @@ with tap.trace(
     ["forward", "forward.x", "blocks.*.forward.scores", "forward.out.logits",
      "forward.self.counter"],
     every=1, gathering_interval=4,
-    pre_gather_callbacks=[tap.stack_padded_tensors],
-    post_gather_callbacks=[tap.stack_padded_tensors, saver],
-    post_trace_callbacks=[tap.stack_padded_tensors],
+    pre_gather_callbacks=[tap.rooms.trace.stack_padded_tensors],
+    post_gather_callbacks=[tap.rooms.trace.stack_padded_tensors, saver],
+    post_trace_callbacks=[tap.rooms.trace.stack_padded_tensors],
 ) as tracer:
     for x in batches(N):
         ddp_model(x)["logits"].sum().backward()
@@ -311,7 +311,7 @@ def test_ranks_that_do_not_gather_or_fail_keep_their_own_values(gloo):
     found = gloo(MODEL + APART, 2)
     assert [one["own"] for one in found] == [[], []]  # in the files
     assert found[0]["files"] == ["apart_rank1.h5"]
-    stored = tap.read_hdf5(gloo.folder / "apart_rank1.h5")["forward.x"]
+    stored = tap.rooms.trace.read_hdf5(gloo.folder / "apart_rank1.h5")["forward.x"]
     assert (stored.iterations, stored.ranks) == (list(range(7)), [1] * 7)
     (path,) = (gloo.folder / "runs").iterdir()
     run = tap.open(path)
@@ -343,14 +343,14 @@ def test_one_process_gathers_alone(tmp_path):
     with tap.trace(
         target, ["call.double"], gathering_interval=4,
         pre_gather_callbacks=[lambda name, values, *_: moments.append(list(values))],
-        post_gather_callbacks=[tap.stack_padded_tensors, saver],
+        post_gather_callbacks=[tap.rooms.trace.stack_padded_tensors, saver],
     ) as tracer:  # fmt: skip
         for i in range(10):
             target.call(float(i))
     assert moments == [[0, 2, 4, 6], [8, 10, 12, 14], [16, 18]]
     assert tracer.results["call.double"].values == []
     assert saver.datasets["call.double"].shape == (3, 4)
-    stored = tap.read_hdf5(saver.path)["call.double"]
+    stored = tap.rooms.trace.read_hdf5(saver.path)["call.double"]
     assert [value.tolist() for value in stored.values] == moments
     assert stored.iterations == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert stored.ranks == [[0] * 4, [0] * 4, [0] * 2]

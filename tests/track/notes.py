@@ -20,7 +20,7 @@ class Notes:
 
     def __call__(self, record):
         time.sleep(self.slow)
-        array = tap.array_of(record)
+        array = tap.rooms.watch.array_of(record)
         value = record.value
         if array is not None:
             value = array.astype(float).tolist() if array.size <= 64 else float(array.sum())

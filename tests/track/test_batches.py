@@ -137,7 +137,7 @@ def test_a_run_gets_columns_and_the_statistics_of_the_last_step_are_exact(open_r
     assert per_step
     assert columns[-1].heads is columns[-1 - per_step].heads  # encoded once
     weights = {r.name: r.stats for r in tracker.records if r.kind is Kind.WEIGHT and r.step == 2}
-    expected = {k: tap.summarize(p) for k, p in model.named_parameters()}
+    expected = {k: tap.viz.summarize(p) for k, p in model.named_parameters()}
     assert {k: msgspec.msgpack.encode(s) for k, s in weights.items()} == {
         k: msgspec.msgpack.encode(s) for k, s in expected.items()
     }
@@ -166,7 +166,7 @@ def test_writes_that_no_version_counter_sees_are_recorded():
     layer = nn.Linear(3, 2).requires_grad_(False)
     with tap.track(layer) as tracker:
         for factor in (2, 3, 1):
-            version, expected = layer.weight._version, tap.summarize(factor * layer.weight)
+            version, expected = layer.weight._version, tap.viz.summarize(factor * layer.weight)
             layer.weight.data.mul_(factor)
             assert layer.weight._version == version
             tracker.step()
@@ -386,7 +386,7 @@ def test_a_batch_gives_back_what_was_added():
     assert keys == ["a", "b"]
     assert len(times) == 2
     assert spent >= batch.kernel_ns > 0
-    assert SummaryColumns(*columns).summaries() == [tap.summarize(value) for value in values]
+    assert SummaryColumns(*columns).summaries() == [tap.viz.summarize(value) for value in values]
     assert (len(batch), batch.take()[0]) == (0, [])
     for _ in range(5000):
         add("f", values[0])

@@ -40,7 +40,7 @@ def initial(tracker):
 @pytest.mark.parametrize("options", [{}, {"every": 5, "alerts": True}, {"analyses": ["norms"]}])
 def test_initial_weights_are_recorded(options):
     net = model()
-    expected = {name: tap.summarize(p) for name, p in net.named_parameters()}
+    expected = {name: tap.viz.summarize(p) for name, p in net.named_parameters()}
     tracker = train(net, **options)
     assert {name: r.stats for name, r in initial(tracker).items()} == expected
     assert not tracker.alerts

@@ -162,7 +162,7 @@ def test_keep_keeps_whole_tensors_after_an_alert():
     assert after
     assert all(r.value is not None for r in after)
     for record in whole:
-        assert tap.summarize(rebuild(record.value)).nans == record.stats.nans
+        assert tap.viz.summarize(rebuild(record.value)).nans == record.stats.nans
 
 
 def test_custom_rule():

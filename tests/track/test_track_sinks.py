@@ -50,7 +50,7 @@ def test_run_and_tracker_have_the_same_records(open_run):
     assert run.get("0", step=1, kind="Activation").shape == (5, 8)
     assert run.missing() == []
     frame = run.logframe()
-    assert tap.validate_logframe(frame) is not None
+    assert tap.viz.validate_logframe(frame) is not None
     assert len(frame) == 4 + 3 * (4 + 4 + 4 + 4 + 12)  # 4: the initial weights
 
 
@@ -140,7 +140,7 @@ def test_tracker_writes_its_own_run(tmp_path):
     assert len(list(run.records())) == len(list(tracker.records)) > 3
     assert run.metrics()["loss"].tolist() == [0.5]
     with pytest.raises(NotFound, match="no run is open"):
-        tap.update_metadata()  # it ended with the tracker
+        tap.rooms.provenance.update_metadata()  # it ended with the tracker
     tap.init(tmp_path / "runs")
     with pytest.raises(tap.TensortapError, match=r"out_path='x': the run .* is open"):
         tap.track(model, out_path="x").__enter__()

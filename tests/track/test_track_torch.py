@@ -56,10 +56,10 @@ def test_outputs_and_their_gradients(found):
     assert sorted(seen.names(GRAD)) == sorted(values)
     for name, value in values.items():
         record = seen.one(ACT, name)
-        assert record.stats == tap.summarize(value)
+        assert record.stats == tap.viz.summarize(value)
         assert (record.shape, record.dtype, record.call) == (tuple(value.shape), "float32", 0)
         gradient = seen.one(GRAD, name)
-        assert gradient.stats == tap.summarize(value.grad)
+        assert gradient.stats == tap.viz.summarize(value.grad)
         assert gradient.type == record.type
     assert seen.one(ACT, "fc1").type == "torch.nn.Linear"
     # the backward pass starts at the last module
@@ -75,11 +75,11 @@ def test_weights_gradients_and_state_of_each_step(found):
             opt.zero_grad()
             loss = model(torch.full((5, 4), n + 1.0)).square().mean()
             loss.backward()
-            gradients = {k: tap.summarize(p.grad) for k, p in model.named_parameters()}
+            gradients = {k: tap.viz.summarize(p.grad) for k, p in model.named_parameters()}
             opt.step()
-            weights = {k: tap.summarize(p) for k, p in model.named_parameters()}
+            weights = {k: tap.viz.summarize(p) for k, p in model.named_parameters()}
             state = {
-                f"{k}.{key}": tap.summarize(value)
+                f"{k}.{key}": tap.viz.summarize(value)
                 for k, p in model.named_parameters()
                 for key, value in opt.state[p].items()
             }
@@ -106,7 +106,7 @@ def test_weight_gradients_belong_to_this_step(given, to_none, when, found):
             if when == "before backward":
                 opt.zero_grad(set_to_none=to_none)
             model(torch.full((5, 4), n + 1.0)).square().mean().backward()
-            expected.append({k: tap.summarize(p.grad) for k, p in model.named_parameters()})
+            expected.append({k: tap.viz.summarize(p.grad) for k, p in model.named_parameters()})
             opt.step()
             if when == "before tracker.step":
                 opt.zero_grad(set_to_none=to_none)
@@ -126,7 +126,7 @@ def test_gradient_accumulation(given, found):
         for n in range(2):
             for m in range(3):
                 model(torch.full((5, 4), n + m + 1.0)).square().mean().backward()
-            expected.append({k: tap.summarize(p.grad) for k, p in model.named_parameters()})
+            expected.append({k: tap.viz.summarize(p.grad) for k, p in model.named_parameters()})
             opt.step()
             opt.zero_grad()
             tracker.step()
@@ -155,7 +155,7 @@ def test_weight_gradients_are_recorded_after_clipping(found):
     with tap.track(model, optimizer=opt) as tracker:
         (model(torch.randn(5, 4)) * 1e3).square().mean().backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        clipped = {k: tap.summarize(p.grad) for k, p in model.named_parameters()}
+        clipped = {k: tap.viz.summarize(p.grad) for k, p in model.named_parameters()}
         opt.step()
         opt.zero_grad()
         tracker.step()
@@ -255,7 +255,7 @@ def test_optimizer_state(name, found):
         for key, p in model.named_parameters():
             for entry, value in opt.state.get(p, {}).items():
                 if isinstance(value, torch.Tensor):
-                    expected[f"{key}.{entry}"] = tap.summarize(value)
+                    expected[f"{key}.{entry}"] = tap.viz.summarize(value)
         tracker.step()
     seen = found(tracker)
     states = {r.name: r.stats for r in seen.of(STATE)}
@@ -291,8 +291,8 @@ def test_frozen_parameters_groups_and_several_optimizers(found):
     }  # fmt: skip
     for n in (1, 3):
         buffer = one.state[weights[n]]["momentum_buffer"]
-        assert states[f"{n}.weight.momentum_buffer"] == tap.summarize(buffer)
-    assert states["4.weight.exp_avg"] == tap.summarize(two.state[weights[4]]["exp_avg"])
+        assert states[f"{n}.weight.momentum_buffer"] == tap.viz.summarize(buffer)
+    assert states["4.weight.exp_avg"] == tap.viz.summarize(two.state[weights[4]]["exp_avg"])
     assert sorted(seen.names(WGRAD)) == ["1.weight", "3.weight", "4.weight"]
     assert sorted(seen.names(WEIGHT)) == [f"{n}.weight" for n in range(5)]
 
@@ -408,7 +408,7 @@ def test_hugging_face_model(found):
     assert {"GPT2LMHeadModel[loss]", "GPT2LMHeadModel[logits]"} <= outputs
     assert "transformer[last_hidden_state]" in outputs
     assert "transformer.h.1.mlp" in outputs
-    assert seen.one(ACT, "GPT2LMHeadModel[logits]").stats == tap.summarize(out.logits)
+    assert seen.one(ACT, "GPT2LMHeadModel[logits]").stats == tap.viz.summarize(out.logits)
     assert seen.one(ACT, "GPT2LMHeadModel[loss]").stats.mean == pytest.approx(out.loss.item())
     assert outputs == set(seen.names(GRAD))
     assert "lm_head.weight" not in seen.names(WEIGHT)  # shared with the embedding
@@ -450,7 +450,7 @@ def test_in_place_modules(found):
         before = torch.nn.functional.linear(x, model[0].weight, model[0].bias)
         # as the module returned it, although it was overwritten later
         assert torch.equal(rebuild(seen.one(ACT, "0").value), before)
-        assert seen.one(ACT, "0").stats == tap.summarize(before)
+        assert seen.one(ACT, "0").stats == tap.viz.summarize(before)
     assert gradients[0] == gradients[1]
 
 
@@ -579,7 +579,7 @@ def test_whole_tensors_by_pattern(found):
     ):  # fmt: skip
         record = seen.one(kind, name)
         assert torch.equal(rebuild(record.value), value)
-        assert record.stats == tap.summarize(value)
+        assert record.stats == tap.viz.summarize(value)
     assert all((r.value is not None) == r.name.startswith("fc2") for r in seen.all if r.stats)
 
 

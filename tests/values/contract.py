@@ -85,7 +85,7 @@ class FrameworkContract:
 
     def test_array_and_digest_of_the_contents(self, dtype):
         value = self.one(dtype)
-        array = tap.array_of(value)
+        array = tap.rooms.watch.array_of(value)
         assert array.tobytes() == self.contents(value)
         assert array.shape == (3, 4, 5)
         same = TensorData("numpy", dtype, (3, 4, 5), self.contents(value))
@@ -98,7 +98,7 @@ class FrameworkContract:
         summary, pending = summary_of(value)
         assert pending is None
         assert repr(summary) == repr(summarize_array(as_numpy(node)))
-        assert repr(tap.summarize(value)) == repr(summary)
+        assert repr(tap.viz.summarize(value)) == repr(summary)
 
     def test_rebuilt_tensors_belong_to_the_caller(self):
         node, _ = snapshot(self.one(), POOL)
@@ -150,7 +150,7 @@ class FrameworkContract:
             assert self.contents(run.get(f"caught {dtype}")) == contents
             assert tap.compare(value, self.one(dtype))
             if dtype in files:
-                assert tap.array_of(load_file(files[dtype])).tobytes() == contents
+                assert tap.rooms.watch.array_of(load_file(files[dtype])).tobytes() == contents
                 assert tap.compare(value, files[dtype])
         assert self.is_tensor(run.get("large"))
         assert self.contents(run.get("large")) == self.contents(large)

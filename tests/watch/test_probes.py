@@ -42,7 +42,7 @@ def by_name(probes):
 
 
 def test_lists_outputs_gradients_and_parameters():
-    found = by_name(tap.list_probes(Net(), torch.randn(3, 4)))
+    found = by_name(tap.rooms.watch.list_probes(Net(), torch.randn(3, 4)))
     inp = found["inp"]
     assert (inp.type, inp.shape, inp.dtype) == ("Linear", (3, 6), "float32")
     assert inp.output
@@ -62,7 +62,7 @@ def test_lists_outputs_gradients_and_parameters():
 
 
 def test_prints_a_table():
-    text = str(tap.list_probes(nn.Sequential(nn.Linear(2, 3)), torch.ones(4, 2)))
+    text = str(tap.rooms.watch.list_probes(nn.Sequential(nn.Linear(2, 3)), torch.ones(4, 2)))
     lines = text.splitlines()
     assert lines[0].split() == [
         "name",
@@ -82,7 +82,7 @@ def test_watching_sees_what_was_listed(tmp_path):
     from tests.track.notes import Notes
 
     model, x = Net(), torch.randn(3, 4)
-    said = tap.list_probes(model, x)
+    said = tap.rooms.watch.list_probes(model, x)
     notes = Notes(tmp_path / "notes")
     with tap.watch(model, notes, what="both", rate=None, start_method="fork"):
         model(x.clone()).sum().backward()
@@ -106,7 +106,7 @@ def test_model_and_random_state_are_restored(training):
     extra, given = model.extra, x.clone()
     numpy_state = np.random.get_state
     random_states = torch.get_rng_state(), random.getstate(), numpy_state()[1].tolist()
-    tap.list_probes(model, x, scale=2.0)
+    tap.rooms.watch.list_probes(model, x, scale=2.0)
     assert torch.equal(x, given)
     for name, value in model.state_dict().items():
         assert torch.equal(value, state[name])
@@ -134,17 +134,19 @@ def test_model_that_raises_is_restored():
 
     model = Bad()
     with pytest.raises(KeyError, match="mine"):
-        tap.list_probes(model, torch.randn(4, 2))
+        tap.rooms.watch.list_probes(model, torch.randn(4, 2))
     assert model.norm.num_batches_tracked == 0
     assert not model.norm._forward_hooks
     assert pipeline.enabled
 
 
 def test_output_without_gradient_and_invalid_model():
-    found = by_name(tap.list_probes(nn.Embedding(4, 2).requires_grad_(False), torch.tensor([1])))
+    found = by_name(
+        tap.rooms.watch.list_probes(nn.Embedding(4, 2).requires_grad_(False), torch.tensor([1]))
+    )
     assert found["Embedding"].note == "the model's output requires no gradient"
     with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
-        tap.list_probes("model")
+        tap.rooms.watch.list_probes("model")
 
 
 def test_watchers_and_trackers_do_not_see_the_pass(tmp_path):
@@ -153,6 +155,6 @@ def test_watchers_and_trackers_do_not_see_the_pass(tmp_path):
     model = nn.Sequential(nn.Linear(2, 2))
     notes = Notes(tmp_path / "notes")
     with tap.watch(model, notes, rate=None, start_method="fork"), tap.track(model) as tracker:
-        tap.list_probes(model, torch.ones(1, 2))
+        tap.rooms.watch.list_probes(model, torch.ones(1, 2))
     assert notes.records == []
     assert {record.step for record in tracker.records} == {-1}  # the initial weights

@@ -252,7 +252,7 @@ def test_message_mode_and_switches(watch, notes):
     model(torch.ones(1, 2))
     watcher.catch(1.0, "x")
     watcher.enabled = True
-    tap.disable()
+    tap.enable(False)
     model(torch.ones(1, 2))
     tap.enable()
     watcher.message = None  # the same as ""
@@ -741,7 +741,7 @@ def test_failed_start_is_not_repeated(watch, monkeypatch, errors, caplog):
 
 
 def test_disabled_capturing_starts_no_worker(watch):
-    tap.disable()
+    tap.enable(False)
     try:
         watcher = watch(nn.Linear(2, 2))
         assert watcher.pid is None

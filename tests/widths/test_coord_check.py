@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tensortap as tap
-from tensortap.rooms.widths.coord_check import growth_exponent
+from tensortap.rooms.widths.coordinates import growth_exponent
 
 WIDTHS = [64, 128, 256, 512]
 
@@ -48,7 +48,7 @@ def mup_mlp(width: int):
 
 def test_known_exponents_of_standard_parametrization():
     widths = [256, 512, 1024]  # in narrow models, terms that do not grow are not negligible yet
-    check = tap.coord_check(mlp, widths=widths, steps=2, data=torch_batch(), seeds=5)
+    check = tap.rooms.widths.coord_check(mlp, widths=widths, steps=2, data=torch_batch(), seeds=5)
     layers = {layer.module: layer for layer in check.layers}
     assert layers["0"].change.value == pytest.approx(0.0, abs=0.05)
     assert layers["2"].change.value == pytest.approx(1.0, abs=0.05)
@@ -62,7 +62,9 @@ def test_known_exponents_of_standard_parametrization():
 
 
 def test_known_exponents_of_maximal_update_parametrization():
-    check = tap.coord_check(mup_mlp, widths=WIDTHS, steps=3, data=torch_batch(), seeds=30)
+    check = tap.rooms.widths.coord_check(
+        mup_mlp, widths=WIDTHS, steps=3, data=torch_batch(), seeds=30
+    )
     layers = {layer.module: layer for layer in check.layers}
     for name in "02":
         assert layers[name].change.value == pytest.approx(0.0, abs=0.05)
@@ -77,7 +79,9 @@ def test_sizes_are_those_of_mup():
     models = {width: lambda width=width: mup_mlp(width)[0] for width in (64, 128)}
     options = {"lr": 1e-3, "nsteps": 3, "nseeds": 2, "cuda": False, "show_progress": False}
     theirs = get_coord_data(models, [torch_batch()], mup=True, optimizer="adam", **options)
-    check = tap.coord_check(mup_mlp, widths=[64, 128], steps=3, data=torch_batch(), seeds=2)
+    check = tap.rooms.widths.coord_check(
+        mup_mlp, widths=[64, 128], steps=3, data=torch_batch(), seeds=2
+    )
     ours = check.frame().query("quantity == 'output'")
     assert len(ours) == len(theirs) == 2 * 2 * 3 * 6
     names = theirs["module"].replace("", "Sequential")
@@ -119,7 +123,9 @@ def test_flax(library):
             return self.last(jax.nn.relu(self.second(jax.nn.relu(self.first(x)))))
 
     make = Linen if library == "linen" else Nnx
-    check = tap.coord_check(make, widths=[256, 512, 1024], steps=2, data=batch(), seeds=2)
+    check = tap.rooms.widths.coord_check(
+        make, widths=[256, 512, 1024], steps=2, data=batch(), seeds=2
+    )
     layers = {layer.module: layer for layer in check.layers}
     assert set(layers) == {"first", "second", "last", make.__name__}
     assert layers["first"].change.value == pytest.approx(0.0, abs=0.05)
@@ -133,7 +139,7 @@ def test_the_random_state_and_the_model_are_left_alone():
     torch.manual_seed(3)
     before = torch.get_rng_state()
     loader = torch.utils.data.DataLoader(list(zip(*torch_batch(), strict=True)), batch_size=8)
-    check = tap.coord_check(mlp, widths=[8, 16, 32], steps=2, data=loader, seeds=1)
+    check = tap.rooms.widths.coord_check(mlp, widths=[8, 16, 32], steps=2, data=loader, seeds=1)
     assert torch.equal(torch.get_rng_state(), before)
     assert [trace.name for trace in check.figure().data][:2] == ["0 (output)", "0 (change)"]
     with pytest.raises(ValueError, match="step must be one of the recorded steps, got 9"):
@@ -165,4 +171,4 @@ def test_exponents_and_their_intervals():
 def test_wrong_arguments_are_named(options, message):
     given = {"make_model": mlp, "widths": [8, 16], "data": torch_batch(), **options}
     with pytest.raises((TypeError, ValueError), match=message):
-        tap.coord_check(given.pop("make_model"), **given)
+        tap.rooms.widths.coord_check(given.pop("make_model"), **given)

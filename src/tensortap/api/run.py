@@ -181,7 +181,7 @@ class Run(Values):
         strict: bool = False,
         rank: int | str | None = None,
     ) -> pd.DataFrame:
-        """Return the frame for figures of numerics; see `tap.validate_logframe`.
+        """Return the frame for figures of numerics; see `tap.viz.validate_logframe`.
 
         `exponents` are the first and the last bin with a column; by default all that occur.
         `compute` computes the statistics of tensors that were recorded without any. `strict` is for

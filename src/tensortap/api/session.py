@@ -1,4 +1,4 @@
-"""The live session of this process: serve, status, summary, get, get_all, describe, ingest_all.
+"""The live session of this process: `serve`, what it returns, and short forms for a prompt.
 
 `tap.open("host:port")` gives the same verbs for a session in another process.
 """
@@ -33,12 +33,12 @@ from tensortap.live.server import Server
 from tensortap.rooms.ranks.watch import RankWatch
 from tensortap.runs.reader import value_of
 
-_server: Server | None = None
+_session: Session | None = None
 
 
 def _forget() -> None:
-    global _server
-    _server = None
+    global _session
+    _session = None
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -74,22 +74,22 @@ def start(
 
 
 @checked
-def serve(host: str = "127.0.0.1", port: int | None = None, memory: str | int = "50%") -> Server:
-    """Listen for training programs in the background: ``tap.serve()``.
+def serve(host: str = "127.0.0.1", port: int | None = None, memory: str | int = "50%") -> Session:
+    """Listen for training programs in the background: ``session = tap.serve()``.
 
     `memory` bounds the history: when it is full, the oldest records of the most frequent names are
     evicted. Beyond loopback connections are encrypted, and the settings for the training side are
     printed. The session compares ranks as their records arrive, and raises alerts about them.
     """
-    global _server
-    if _server is not None and _server.alive:
-        if port in (None, _server.address.port):
-            _print(f"already listening on {_server.address}")
-            return _server
-        _server.close()
-    _server = start(host, port, memory)
-    _print(greeting(_server))
-    return _server
+    global _session
+    if _session is not None and _session.alive:
+        if port in (None, _session.address.port):
+            _print(f"already listening on {_session.address}")
+            return _session
+        _session.close()
+    _session = Session(start(host, port, memory))
+    _print(greeting(_session.server))
+    return _session
 
 
 def greeting(server: Server) -> str:
@@ -113,58 +113,117 @@ def _print(message: str) -> None:
     sys.stdout.flush()
 
 
-def current() -> Server:
-    """Return the server of this process; raise NotFound if there is none."""
-    if _server is None:
+def current() -> Session:
+    """Return the session of this process; raise NotFound if there is none."""
+    if _session is None:
         raise NotFound(
             "no live session in this process: call tap.serve() first, "
             "or open another one with tap.open('host:port')"
         )
-    return _server
+    return _session
 
 
-def close() -> None:
-    """Stop listening; the history can still be read."""
-    if _server is not None:
-        _server.close()
+class Session(Values):
+    """The live session of this process, which `tap.serve` opens; `tap.open` gives remote ones."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server.history)
+        self.server = server
+
+    def __repr__(self) -> str:
+        return f"<live session at {self.address}{'' if self.alive else ', closed'}>"
+
+    @property
+    def address(self) -> Address:
+        """Where it listens."""
+        return self.server.address
+
+    @property
+    def alive(self) -> bool:
+        """Whether it listens."""
+        return self.server.alive
+
+    def close(self) -> None:
+        """Stop listening; the history can still be read."""
+        self.server.close()
+
+    @checked
+    def status(self, seconds: float | None = None) -> None:
+        """Show names and rates as they arrive, until Ctrl-C or for `seconds`."""
+        from rich.console import Group
+        from rich.live import Live
+        from rich.spinner import Spinner
+
+        from tensortap.api import tables
+
+        check_seconds("seconds", seconds)
+        rates = tables.Rates()
+        words = "Ctrl-C returns to the prompt; the session goes on"
+        spinner = Spinner("dots", words, style="green")
+        end = None if seconds is None else time.monotonic() + seconds
+
+        def screen() -> Group:
+            overview = answers.overview(self.server)
+            rates.update(overview)
+            return Group(spinner, tables.summary(structs.replace(overview, recent=()), rates))
+
+        with contextlib.suppress(KeyboardInterrupt), Live(screen(), refresh_per_second=8) as live:
+            while end is None or time.monotonic() < end:
+                time.sleep(0.25)
+                live.update(screen())
+
+    def summary(self) -> None:
+        """Print the clients, every name with its latest record, and the recent records."""
+        from rich.console import Console
+
+        from tensortap.api import tables
+
+        Console().print(tables.summary(answers.overview(self.server)))
+
+    def ingest_all(self, overwrite: bool = False) -> dict[str, str]:
+        """Put the latest value of every name into a global variable of the caller.
+
+        Existing variables and builtins stay as they are unless `overwrite`. Returns the variable
+        of each name.
+        """
+        caller = sys._getframe(1).f_globals
+        ingested: dict[str, str] = {}
+        kept: list[str] = []
+        for _, record in self.server.history.latest():
+            if record.kind is Kind.ALERT:
+                continue  # the value of that name is wanted, not an alert about it
+            if record.value is None and record.stats is not None:
+                continue  # only statistics were recorded
+            name = record.name if not record.rank else f"{record.name}_rank{record.rank}"
+            variable = _unique_name(identifier(name), ingested)
+            exists = variable in caller or hasattr(builtins, variable)
+            if exists and not overwrite:
+                kept.append(variable)
+                continue
+            try:
+                caller[variable] = frameworks.rebuild(value_of(record))
+            except WireError as error:  # one malformed value must not hide the others
+                _print(f"no {variable}: {error}")
+                continue
+            ingested[variable] = record.name
+        if kept:
+            _print(f"not replaced: {', '.join(kept)} (overwrite=True replaces them)")
+        return {name: variable for variable, name in ingested.items()}
 
 
-@checked
+# -- short forms for a prompt -----------------------------------------------------------------
+
+
 def status(seconds: float | None = None) -> None:
     """Show names and rates as they arrive, until Ctrl-C or for `seconds`; the session goes on."""
-    from rich.console import Group
-    from rich.live import Live
-    from rich.spinner import Spinner
-
-    from tensortap.api import tables
-
-    check_seconds("seconds", seconds)
-    server = current()
-    rates = tables.Rates()
-    spinner = Spinner("dots", "Ctrl-C returns to the prompt; the session goes on", style="green")
-    end = None if seconds is None else time.monotonic() + seconds
-
-    def screen() -> Group:
-        overview = answers.overview(server)
-        rates.update(overview)
-        return Group(spinner, tables.summary(structs.replace(overview, recent=()), rates))
-
-    with contextlib.suppress(KeyboardInterrupt), Live(screen(), refresh_per_second=8) as live:
-        while end is None or time.monotonic() < end:
-            time.sleep(0.25)
-            live.update(screen())
+    current().status(seconds)
 
 
 def summary() -> None:
     """Print the clients, every name with its latest record, and the recent records."""
-    from rich.console import Console
-
-    from tensortap.api import tables
-
-    Console().print(tables.summary(answers.overview(current())))
+    current().summary()
 
 
-@checked
 def get(
     name: str,
     index: int = 0,
@@ -178,57 +237,12 @@ def get(
     ``rank="all"`` gives a dict of the values of all ranks, ``rank="whole"`` one tensor, assembled
     from their shards.
     """
-    return Values(current().history).get(name, index, step=step, rank=rank, kind=kind)
+    return current().get(name, index, step=step, rank=rank, kind=kind)
 
 
-@checked
 def get_all(name: str, *, rank: int | None = None, kind: Kind | str | None = None) -> list[Any]:
     """Return all values of a name in the history, oldest to newest."""
-    return Values(current().history).get_all(name, rank=rank, kind=kind)
-
-
-@checked
-def describe(
-    name: str,
-    index: int = 0,
-    *,
-    step: int | None = None,
-    rank: int | None = None,
-    kind: Kind | str | None = None,
-) -> None:
-    """Print a record with one line per leaf of its value."""
-    Values(current().history).describe(name, index, step=step, rank=rank, kind=kind)
-
-
-def ingest_all(overwrite: bool = False) -> dict[str, str]:
-    """Put the latest value of every name into a global variable of the caller.
-
-    Existing variables and builtins stay as they are unless `overwrite`. Returns the variable of
-    each name.
-    """
-    caller = sys._getframe(1).f_globals
-    ingested: dict[str, str] = {}
-    kept: list[str] = []
-    for _, record in current().history.latest():
-        if record.kind is Kind.ALERT:
-            continue  # the value of that name is wanted, not an alert about it
-        if record.value is None and record.stats is not None:
-            continue  # only statistics were recorded
-        name = record.name if not record.rank else f"{record.name}_rank{record.rank}"
-        variable = _unique_name(identifier(name), ingested)
-        exists = variable in caller or hasattr(builtins, variable)
-        if exists and not overwrite:
-            kept.append(variable)
-            continue
-        try:
-            caller[variable] = frameworks.rebuild(value_of(record))
-        except WireError as error:  # one malformed value must not hide the others
-            _print(f"no {variable}: {error}")
-            continue
-        ingested[variable] = record.name
-    if kept:
-        _print(f"not replaced: {', '.join(kept)} (overwrite=True replaces them)")
-    return {name: variable for variable, name in ingested.items()}
+    return current().get_all(name, rank=rank, kind=kind)
 
 
 def identifier(name: str) -> str:
@@ -267,15 +281,15 @@ def help() -> None:  # noqa: A001  the verb that people expect
 
 
 _HELP = (
-    ("tap.serve()", "listen for training programs in the background"),
+    ("session = tap.serve()", "listen for training programs in the background"),
     ("tap.status()", "show what arrives; Ctrl-C returns to the prompt"),
     ("tap.summary()", "print names with their latest record, and the recent records"),
     ('tap.get("loss")', "a copy of the latest value"),
     ('tap.get("loss", 1)', "the value before the latest"),
     ('tap.get("loss", step=40, rank=0)', "the value of a step and rank"),
     ('tap.get_all("loss")', "all values in the history, oldest to newest"),
-    ('tap.describe("loss")', "shape, dtype, range, mean, deviation, NaN and Inf"),
-    ("tap.ingest_all()", "put the latest value of every name into a variable"),
+    ('session.describe("loss")', "shape, dtype, range, mean, deviation, NaN and Inf"),
+    ("session.ingest_all()", "put the latest value of every name into a variable"),
     ("", ""),
     ('tap.catch(loss, "loss", every=10)', "in the training program: catch a value"),
     ("tap.receipt()", "in the training program: what was captured, and what it cost"),

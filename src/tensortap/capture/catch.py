@@ -263,14 +263,9 @@ def step(number: int | None = None) -> int | None:
     return pipeline.advance("tap.step()", number)
 
 
-def enable() -> None:
-    """Capture again after `disable`."""
-    pipeline.switch(True)
-
-
-def disable() -> None:
-    """Capture nothing until `enable`; calls then cost almost nothing."""
-    pipeline.switch(False)
+def enable(on: bool = True) -> None:
+    """Capture again, or with ``enable(False)`` nothing; calls then cost almost nothing."""
+    pipeline.switch(on)
 
 
 def flush(timeout: float | None = None) -> bool:

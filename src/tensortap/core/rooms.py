@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any
@@ -100,3 +100,14 @@ def offer(point: str) -> Any:
     for found in offers(point):
         return found
     raise MissingRoom(f"no installed room offers {point!r}: install tensortap again")
+
+
+def lazy(package: str, names: Mapping[str, Address]) -> Callable[[str], Any]:
+    """Return a ``__getattr__`` for a package that imports each of its names when it is used."""
+
+    def __getattr__(name: str) -> Any:  # noqa: N807 - what modules call it
+        if name not in names:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return load(names[name])
+
+    return __getattr__

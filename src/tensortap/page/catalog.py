@@ -28,6 +28,7 @@ class Catalog:
 
         Returns the id of the entry; for a folder that of its newest run, or "".
         """
+        what = getattr(what, "server", what)  # of a session of this process
         if isinstance(what, Server):
             return self._add_entry(SessionEntry(str(what.address), what))
         reader = getattr(what, "reader", None)

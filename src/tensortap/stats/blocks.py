@@ -106,7 +106,7 @@ def quantize_array(
     block: int | None = None,
     axis: int = -1,
 ) -> QuantizeError:
-    """Return what an array loses in a block format; see `tap.quantize_error`.
+    """Return what an array loses in a block format; see `tap.viz.quantize_error`.
 
     >>> found = quantize_array(np.array([[1.0, 0.1, 1e-4, 6.0] * 8]), "mxfp4")
     >>> found.scale.item(), found.underflow.item(), found.values[0, :4].tolist()

@@ -65,7 +65,7 @@ def read_logframe(path: str | Path, *, trust: bool = False) -> pd.DataFrame:
     The file may come from ``to_parquet``, ``to_csv`` or ``to_pickle`` of any program whose frame
     has the schema. Reading a pickle may run code, so it requires ``trust=True``.
     """
-    pd = need_pandas("tap.read_logframe()")
+    pd = need_pandas("tap.viz.read_logframe()")
     path = Path(path)
     name = path.name.lower()
     if name.endswith((".parquet", ".pq")):
@@ -94,7 +94,7 @@ def validate_logframe(frame: pd.DataFrame) -> pd.DataFrame:
     Missing columns get defaults: ``rank`` is 0, and no value was outside the counted range. In a
     strict frame (``logframe(strict=True)``), rank and call become metadata again.
     """
-    need_pandas("tap.validate_logframe()")
+    need_pandas("tap.viz.validate_logframe()")
     return _normal(frame)
 
 

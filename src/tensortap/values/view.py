@@ -38,8 +38,7 @@ def as_numpy(tensor: TensorData) -> NDArray[Any]:
 def array_of(value: Any) -> NDArray[Any] | None:
     """Return a tensor of any framework as a NumPy array, without a copy where possible.
 
-    Of a record it is the record's value: ``tap.array_of(record)``. None for values that are no
-    tensors.
+    Of a record it is the record's value: ``array_of(record)``. None for values that are no tensors.
 
     >>> import numpy
     >>> array_of(numpy.float32(2)), array_of("text")

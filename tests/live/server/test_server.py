@@ -576,7 +576,7 @@ def test_names_are_sanitized_for_the_terminal(server, bystander, raw, manner, ca
     name = EVIL[manner]
     raw.send_batch(pack([record(name, "value of evil")]))
     raw.receive_a(wire.Ack)
-    monkeypatch.setattr(live, "_server", server)
+    monkeypatch.setattr(live, "_session", live.Session(server))
     live.summary()
     live.describe(name)
     printed = capsys.readouterr().out

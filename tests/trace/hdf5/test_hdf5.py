@@ -96,7 +96,7 @@ def test_values_round_trip(tmp_path, options):
         if len(values) > 1:
             save(saver, name, values[1:], range(1, len(values)), [3] * (len(values) - 1))
     saver.close()
-    found = tap.read_hdf5(tmp_path / "x.h5")
+    found = tap.rooms.trace.read_hdf5(tmp_path / "x.h5")
     assert set(found) == set(VALUES)
     for name, values in VALUES.items():
         stored = found[name]
@@ -154,7 +154,7 @@ def test_containers_have_one_dataset_per_leaf(tmp_path):
         saver("forward", values, iterations, ranks)
     saver.close()
     assert (len(values), iterations, ranks) == (1, [3], [0])  # only the one with an object
-    found = tap.read_hdf5(saver.path)
+    found = tap.rooms.trace.read_hdf5(saver.path)
     assert {name: one.iterations for name, one in found.items()} == {
         "forward": [4],
         "forward[logits]": [0, 1, 2],
@@ -171,11 +171,11 @@ def test_stacked_values_keep_lists_of_iterations(tmp_path):
     for start, count in ((0, 4), (4, 4), (8, 2)):
         values = [torch.randn(2, 3) for _ in range(count)]
         iterations, ranks = list(range(start, start + count)), [i % 2 for i in range(count)]
-        tap.stack_padded_tensors("x", values, iterations, ranks)
+        tap.rooms.trace.stack_padded_tensors("x", values, iterations, ranks)
         saver("x", values, iterations, ranks)
     saver.close()
     assert saver.datasets["x"].shape == (3, 4, 2, 3)
-    found = tap.read_hdf5(tmp_path / "x.h5", "x")["x"]
+    found = tap.rooms.trace.read_hdf5(tmp_path / "x.h5", "x")["x"]
     assert [v.shape[0] for v in found.values] == [4, 4, 2]
     assert found.iterations == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert found.ranks == [[0, 1, 0, 1], [0, 1, 0, 1], [0, 1]]
@@ -236,7 +236,7 @@ def test_values_that_do_not_fit_stay_in_the_lists(tmp_path, first, second, messa
     assert values[0] is second
     assert (len(values), iterations, ranks) == (1, [1], [0])
     saver.close()
-    assert tap.read_hdf5(saver.path)["path"].iterations == [0, 2]
+    assert tap.rooms.trace.read_hdf5(saver.path)["path"].iterations == [0, 2]
 
 
 def test_rejects_lists_of_different_lengths(tmp_path):
@@ -255,18 +255,18 @@ def test_existing_file(tmp_path):
     save(kept, "x", [2.0], [7])
     save(kept, "y", ["new"])
     kept.close()
-    found = tap.read_hdf5(path)
+    found = tap.rooms.trace.read_hdf5(path)
     assert (found["x"].values, found["x"].iterations) == ([1.0, 2.0], [0, 7])
     assert found["y"].values == ["new"]
     replaced = tap.HDF5(path, exists="replace")
-    assert set(tap.read_hdf5(path)) == {"x", "y"}  # until the first value
+    assert set(tap.rooms.trace.read_hdf5(path)) == {"x", "y"}  # until the first value
     save(replaced, "z", [3.0])
     replaced.close()
-    assert set(tap.read_hdf5(path)) == {"z"}
+    assert set(tap.rooms.trace.read_hdf5(path)) == {"z"}
     assert os.listdir(path.parent) == ["x.h5"]
     save(overwriting := tap.HDF5(path, overwrite=True), "w", [4.0])
     overwriting.close()
-    assert set(tap.read_hdf5(path)) == {"w"}
+    assert set(tap.rooms.trace.read_hdf5(path)) == {"w"}
     with pytest.raises(TensortapError, match="got 'append'"):
         tap.HDF5(path, exists="append")
 
@@ -288,9 +288,9 @@ def test_rejects_file_of_another_program(tmp_path):
     with pytest.raises(TensortapError, match="not written by tensortap"):
         save(saver, "x", [1.0])
     with pytest.raises(TensortapError, match="not written by tensortap"):
-        tap.read_hdf5(tmp_path / "x.h5")
+        tap.rooms.trace.read_hdf5(tmp_path / "x.h5")
     with pytest.raises(NotFound, match="no such file"):
-        tap.read_hdf5(tmp_path / "y.h5")
+        tap.rooms.trace.read_hdf5(tmp_path / "y.h5")
 
 
 def test_value_after_close_opens_the_file_again(tmp_path):
@@ -305,7 +305,7 @@ def test_value_after_close_opens_the_file_again(tmp_path):
     saver.close()
     assert saver.datasets["x"][:].tolist() == [1.0, 2.0]
     with pytest.raises(NotFound, match=r"no 'y' in .*; it contains x"):
-        tap.read_hdf5(saver.path, "y")
+        tap.rooms.trace.read_hdf5(saver.path, "y")
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_unusual_paths(tmp_path):
         path: i for i, path in enumerate(paths)
     }
     saver.close()
-    found = tap.read_hdf5(tmp_path / "x.h5")
+    found = tap.rooms.trace.read_hdf5(tmp_path / "x.h5")
     assert {path: stored.values for path, stored in found.items()} == {
         path: [i] for i, path in enumerate(paths)
     }
@@ -381,7 +381,9 @@ def test_any_shapes_round_trip(tmp_path_factory, sizes, ragged, chunks):
     save(saver, "x", values[:half])
     save(saver, "x", values[half:])
     saver.close()
-    assert all(same(a, b) for a, b in zip(values, tap.read_hdf5(path)["x"].values, strict=True))
+    assert all(
+        same(a, b) for a, b in zip(values, tap.rooms.trace.read_hdf5(path)["x"].values, strict=True)
+    )
 
 
 # -- crash safety -------------------------------------------------------------------------
@@ -445,14 +447,14 @@ def test_kill_9_keeps_what_was_flushed(tmp_path, options, unflushed):
     finally:
         child.kill()
         child.communicate(timeout=60)
-    _check(tap.read_hdf5(path), 39)
+    _check(tap.rooms.trace.read_hdf5(path), 39)
     with h5py.File(path, "r") as file:  # plain h5py reads it
         assert len(file["x/iterations"]) >= 40
     kept = tap.HDF5(path, exists="keep", **options)
     save(kept, "x", [np.full((64, 64), 7.0)], [1000])
     save(kept, "after", [1.0])
     kept.close()
-    found = tap.read_hdf5(path)
+    found = tap.rooms.trace.read_hdf5(path)
     assert found["x"].iterations[:40] == list(range(40))
     assert found["x"].iterations[-1] == 1000
     assert (found["x"].values[-1] == 7).all()
@@ -466,20 +468,20 @@ def test_default_flush_interval(tmp_path, monkeypatch):
     for step in range(6):
         now += 0.09
         save(saver, "x", [float(step)], [step])
-        seen.append(len(tap.read_hdf5(saver.path)["x"].values))
+        seen.append(len(tap.rooms.trace.read_hdf5(saver.path)["x"].values))
     assert seen == [1, 1, 1, 4, 4, 4]
     saver.close()
-    assert len(tap.read_hdf5(saver.path)["x"].values) == 6
+    assert len(tap.rooms.trace.read_hdf5(saver.path)["x"].values) == 6
 
 
 def test_reading_while_it_is_written(tmp_path):
     saver = tap.HDF5(tmp_path / "x.h5", flush_every=3)
     for step in range(5):
         save(saver, "x", [float(step)], [step])
-        found = tap.read_hdf5(saver.path)
+        found = tap.rooms.trace.read_hdf5(saver.path)
         assert found["x"].iterations == [0, 1, 2] if step >= 2 else not found
     saver.flush()
-    assert tap.read_hdf5(saver.path)["x"].iterations == [0, 1, 2, 3, 4]
+    assert tap.rooms.trace.read_hdf5(saver.path)["x"].iterations == [0, 1, 2, 3, 4]
     saver.close()
 
 
@@ -499,11 +501,11 @@ def test_only_one_program_writes_a_file(tmp_path):
         timeout=100, check=True,
     )  # fmt: skip
     assert "already being written" in done.stdout
-    tap.read_hdf5(saver.path)  # does not release the lock
+    tap.rooms.trace.read_hdf5(saver.path)  # does not release the lock
     with pytest.raises(TensortapError, match="by this or another program"):
         save(tap.HDF5(saver.path, exists="keep"), "x", [2.0])
     saver.close()
-    assert tap.read_hdf5(saver.path)["x"].values == [1.0]
+    assert tap.rooms.trace.read_hdf5(saver.path)["x"].values == [1.0]
 
 
 def test_program_that_ends_without_closing(tmp_path):
@@ -527,7 +529,7 @@ def test_program_that_ends_without_closing(tmp_path):
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert "this is a fork of the process that writes x.h5" in done.stdout
-    assert tap.read_hdf5(tmp_path / "x.h5")["x"].values == [1.0, 2.0, 4.0]
+    assert tap.rooms.trace.read_hdf5(tmp_path / "x.h5")["x"].values == [1.0, 2.0, 4.0]
     assert os.listdir(tmp_path) == ["x.h5"]
 
 
@@ -547,7 +549,7 @@ def test_full_disk(tmp_path):
             saver("x", values, iterations, ranks)
         except tap.TensortapError as error:
             print(error)
-        print(len(values), tap.read_hdf5("x.h5")["x"].iterations)
+        print(len(values), tap.rooms.trace.read_hdf5("x.h5")["x"].iterations)
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         saver("x", values, iterations, ranks)
         print(len(values), saver.datasets["x"].shape)
@@ -562,7 +564,7 @@ def test_full_disk(tmp_path):
     lines = done.stdout.splitlines()
     assert "x cannot be written to x.h5" in lines[0]
     assert lines[1:] == ["1 [0]", "0 (2, 10000)"]
-    found = tap.read_hdf5(tmp_path / "x.h5")["x"]
+    found = tap.rooms.trace.read_hdf5(tmp_path / "x.h5")["x"]
     assert [len(v) for v in found.values] == [1000, 10_000]
 
 
@@ -615,11 +617,11 @@ def test_reads_no_other_file(tmp_path, attack):
     with h5py.File(path, "r+") as file:
         attack(file, secret)
     with pytest.raises(TensortapError, match=r"is a link|in another file|cannot be"):
-        tap.read_hdf5(path)
+        tap.rooms.trace.read_hdf5(path)
 
 
 @pytest.mark.attack("pipe instead of a file")
 def test_opens_only_regular_files(tmp_path):
     os.mkfifo(tmp_path / "x.h5")
     with pytest.raises(TensortapError, match="is not a regular file"):
-        tap.read_hdf5(tmp_path / "x.h5")
+        tap.rooms.trace.read_hdf5(tmp_path / "x.h5")

@@ -19,7 +19,8 @@ from pathlib import Path
 
 if __name__ == "__main__":  # without importing the rest of tensortap
     for name in (
-        "tensortap", "tensortap.sources", "tensortap.values", "tensortap.values.torch",
+        "tensortap", "tensortap.rooms", "tensortap.rooms.trace", "tensortap.values",
+        "tensortap.values.torch",
     ):  # fmt: skip
         package = types.ModuleType(name)
         package.__path__ = [str(Path(sys.argv[1], *name.split(".")))]

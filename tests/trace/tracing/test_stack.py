@@ -16,7 +16,7 @@ from tensortap.core.errors import TensortapError
 def stacked(values, **options):
     values = list(values)
     iterations, ranks = list(range(len(values))), [0] * len(values)
-    tap.stack_padded_tensors("x", values, iterations, ranks, **options)
+    tap.rooms.trace.stack_padded_tensors("x", values, iterations, ranks, **options)
     if len(values) == 1 and iterations != [0]:
         assert (iterations, ranks) == ([list(range(len(ranks[0])))], [[0] * len(ranks[0])])
     return values
@@ -54,7 +54,7 @@ def test_every_dtype(dtype):
 
 
 def test_fill():
-    fill = functools.partial(tap.stack_padded_tensors, fill=math.nan)
+    fill = functools.partial(tap.rooms.trace.stack_padded_tensors, fill=math.nan)
     values, iterations, ranks = [torch.ones(1), torch.ones(2)], [0, 1], [0, 0]
     fill("x", values, iterations, ranks)
     assert math.isnan(values[0][0, 1])
@@ -126,7 +126,7 @@ def test_has_no_side_effects_in_torch():
     values = [torch.ones(1), torch.ones(2)]
     state = torch.get_rng_state()
     with Mode(), torch.inference_mode():
-        tap.stack_padded_tensors("x", values, [0, 1], [0, 0])
+        tap.rooms.trace.stack_padded_tensors("x", values, [0, 1], [0, 0])
     assert not seen
     assert torch.equal(torch.get_rng_state(), state)
     assert not values[0].is_inference()

@@ -97,7 +97,7 @@ def assert_agrees(summary, array, tolerance=1e-5, same_program=True):
 
     If another program has computed the array, XLA may have rounded its last bits differently.
     """
-    want = tap.summarize(np.asarray(array))
+    want = tap.viz.summarize(np.asarray(array))
     for name in ("count", "zeros", "nans", "posinfs", "neginfs"):
         assert getattr(summary, name) == getattr(want, name), name
     for name in ("min", "max"):

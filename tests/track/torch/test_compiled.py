@@ -467,7 +467,9 @@ def caught(monkeypatch):
 
     def records():
         fresh.flush()
-        return [(r.name, r.step, r.call, tap.array_of(r).tolist()) for r in sink.records]
+        return [
+            (r.name, r.step, r.call, tap.rooms.watch.array_of(r).tolist()) for r in sink.records
+        ]
 
     yield records
     fresh.close()

@@ -263,7 +263,7 @@ def test_strict_mode_raises_errors(monkeypatch):
 
 def test_records_nothing_while_disabled():
     model = nn.Sequential(nn.Linear(4, 4))
-    tap.disable()
+    tap.enable(False)
     try:
         with tap.track(model) as tracker:
             model(torch.randn(2, 4)).sum().backward()

@@ -32,7 +32,7 @@ def reduced(tensor):
 
 
 def check(tensor):
-    found, known = reduced(tensor), tap.summarize(tensor)
+    found, known = reduced(tensor), tap.viz.summarize(tensor)
     for name in COUNTS:
         assert getattr(found, name) == getattr(known, name), name
     for name in FIGURES:
@@ -83,7 +83,7 @@ def test_all_integer_dtypes(dtype, bits):
 )
 def test_magnitudes_of_complex_numbers(dtype, values):
     tensor = torch.tensor(values, dtype=dtype)
-    found, known = reduced(tensor), tap.summarize(tensor)
+    found, known = reduced(tensor), tap.viz.summarize(tensor)
     assert (found.count, found.zeros, found.nans) == (known.count, known.zeros, known.nans)
     if known.finite:
         assert found.max_abs == pytest.approx(known.max_abs, rel=1e-5)
@@ -138,7 +138,7 @@ def test_does_not_wait_for_the_device(monkeypatch):
     port.run()
     assert later.ready()
     summary = later.resolve()
-    assert summary == tap.summarize(torch.tensor([1.0, -3.0, torch.nan]))
+    assert summary == tap.viz.summarize(torch.tensor([1.0, -3.0, torch.nan]))
     assert port.calls == ["copy", "synchronize"]
 
 

@@ -44,7 +44,7 @@ def test_every_dtype(dtype: torch.dtype) -> None:
     want = summarize_array(exact.numpy())
     same(summarize(x), want)
     same(summarize(x.view(30, 40).T), want)
-    same(tap.summarize(x), want)
+    same(tap.viz.summarize(x), want)
     same(
         summarize(x.view(30, 40)[::2, 3:]),
         summarize_array(exact.view(30, 40)[::2, 3:].numpy()),
@@ -188,7 +188,7 @@ def test_rejects_other_layouts(make: Callable[[torch.Tensor], Any], message: str
     with pytest.raises(CaptureError, match=message):
         summarize(x)
     with pytest.raises(CaptureError, match=message):
-        tap.summarize(x)
+        tap.viz.summarize(x)
 
 
 def test_rejects_wrappers() -> None:
@@ -197,7 +197,7 @@ def test_rejects_wrappers() -> None:
     with FakeTensorMode():
         fake = torch.empty(3)
     with pytest.raises(CaptureError, match="fake tensor"):
-        tap.summarize(fake)
+        tap.viz.summarize(fake)
     with pytest.raises(CaptureError, match=r"torch\.func"):
         torch.vmap(lambda x: summarize(x) and x)(torch.ones(2, 3))
 
@@ -206,7 +206,7 @@ def test_rejects_wrappers() -> None:
 def test_rejects_freed_storage(view: slice) -> None:
     freed = torch.ones(6)[view]  # the address of a view is its offset then
     freed.untyped_storage().resize_(0)
-    for take in (summarize, tap.summarize):
+    for take in (summarize, tap.viz.summarize):
         with pytest.raises(CaptureError, match="freed"):
             take(freed)
     assert summarize_tensors([freed]) is None
@@ -214,7 +214,7 @@ def test_rejects_freed_storage(view: slice) -> None:
 
 def test_rejects_meta_tensors() -> None:
     with pytest.raises(CaptureError, match="meta tensor"):
-        tap.summarize(torch.empty(3, device="meta"))
+        tap.viz.summarize(torch.empty(3, device="meta"))
 
 
 def test_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

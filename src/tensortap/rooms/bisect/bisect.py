@@ -16,7 +16,7 @@ from tensortap.core import ranks
 from tensortap.core.arguments import checked
 from tensortap.core.errors import NotFound, TensortapError
 from tensortap.rooms.bisect.faulty_modules import BisectReport
-from tensortap.rooms.bisect.graft import grafting
+from tensortap.rooms.bisect.grafted_run import grafting
 from tensortap.rooms.bisect.grafting import GraftHooks
 from tensortap.rooms.bisect.judge import Judge, RecordedTensors
 from tensortap.rooms.bisect.recorded_step import RecordedStep

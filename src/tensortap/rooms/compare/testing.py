@@ -5,7 +5,7 @@ import tensortap as tap
 
 def test_the_training_is_what_it_was(tmp_path):
     run = train(tmp_path)  # something that returns the folder of a run
-    tap.testing.assert_runs_match(run, "tests/data/reference", rtol=1e-4, rules="rules.toml")
+    assert_runs_match(run, "tests/data/reference", rtol=1e-4, rules="rules.toml")
 """
 
 from __future__ import annotations

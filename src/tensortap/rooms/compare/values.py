@@ -8,7 +8,7 @@
 - Text, bytes, None: exactly. A number and text differ.
 - Dicts by key, lists and tuples by position (list or tuple is only noted), sets by member,
   namedtuples and dataclasses by field.
-- Types registered with a comparison (`tap.register_format`): by that comparison.
+- Types registered with a comparison (`tap.runs.register_format`): by that comparison.
 - All other objects: by ``==`` if their class defines it, else by their attributes.
 """
 

@@ -9,10 +9,12 @@ See the help of each function, for example ``help(viz.exp_hist)``.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tensortap.core.rooms import lazy
 
 if TYPE_CHECKING:
+    from tensortap.api.lookup import quantize_error, summarize
     from tensortap.rooms.figures.interaction import interactive
     from tensortap.rooms.figures.plots import (
         exp_hist,
@@ -23,28 +25,36 @@ if TYPE_CHECKING:
         training,
     )
     from tensortap.rooms.figures.run_report import report
+    from tensortap.table.logframe_schema import read_logframe, validate_logframe
 
 __all__ = [
     "exp_hist",
     "interactive",
+    "quantize_error",
+    "read_logframe",
     "report",
     "save",
     "scalar_global_heatmap",
     "scalar_line",
+    "summarize",
     "tensor",
     "training",
+    "validate_logframe",
 ]
-_MODULES = {"interactive": "interaction", "report": "run_report"}
-
-
-def __getattr__(name: str) -> Any:
-    # imported at first use, because a terminal needs no figures
-    if name not in __all__:
-        raise AttributeError(f"module 'tensortap.rooms.figures' has no attribute {name!r}")
-    module = importlib.import_module(f"tensortap.rooms.figures.{_MODULES.get(name, 'plots')}")
-    globals()[name] = getattr(module, name)
-    return globals()[name]
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__ = lazy(
+    __name__,
+    {
+        "exp_hist": "tensortap.rooms.figures.plots:exp_hist",
+        "interactive": "tensortap.rooms.figures.interaction:interactive",
+        "quantize_error": "tensortap.api.lookup:quantize_error",
+        "read_logframe": "tensortap.table.logframe_schema:read_logframe",
+        "report": "tensortap.rooms.figures.run_report:report",
+        "save": "tensortap.rooms.figures.plots:save",
+        "scalar_global_heatmap": "tensortap.rooms.figures.plots:scalar_global_heatmap",
+        "scalar_line": "tensortap.rooms.figures.plots:scalar_line",
+        "summarize": "tensortap.api.lookup:summarize",
+        "tensor": "tensortap.rooms.figures.plots:tensor",
+        "training": "tensortap.rooms.figures.plots:training",
+        "validate_logframe": "tensortap.table.logframe_schema:validate_logframe",
+    },
+)

@@ -97,7 +97,7 @@ def stack_padded_tensors(
 ) -> None:
     """Replace the values by one: stacked along a new first dimension, padded to the largest.
 
-    Padding is zeros, or `fill` (``functools.partial(tap.stack_padded_tensors, fill=math.nan)``).
+    Padding is zeros, or `fill` (``functools.partial(stack_padded_tensors, fill=math.nan)``).
     Numbers become a tensor, too. Text and other values stay as they are. The iterations and ranks
     of the stacked values become one list each, so that ``iterations[0][i]`` belongs to
     ``values[0][i]``.

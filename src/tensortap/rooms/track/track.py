@@ -240,7 +240,7 @@ def track(
     `inputs=True` also records the tensors that each module is called with, as ``name.input[0]``;
     `tap.bisect` tells a module from the code before it by them. Compiled graphs do not have them.
     `formats` are block formats, such as ``["mxfp8_e4m3", "nvfp4"]``: the loss of each float tensor
-    in them is recorded with its statistics, as `tap.quantize_error` computes it.
+    in them is recorded with its statistics, as `tap.viz.quantize_error` computes it.
     `analyses` is True or a list of families, such as ``["norms"]``: numbers about each step, which
     are records of kind ``Health`` and columns of the LogFrame. A dict has options of families:
     ``{"experts": {"routers": r"gate$", "top_k": 2}}``. They need a torch model.

@@ -1,1 +1,20 @@
 """Watch: tensors in a worker process, and films of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tensortap.core.rooms import lazy
+
+if TYPE_CHECKING:
+    from tensortap.rooms.watch.watch import list_probes
+    from tensortap.values.view import array_of
+
+__all__ = ["array_of", "list_probes"]
+__getattr__ = lazy(
+    __name__,
+    {
+        "array_of": "tensortap.values.view:array_of",
+        "list_probes": "tensortap.rooms.watch.watch:list_probes",
+    },
+)

@@ -226,7 +226,7 @@ class Probes(tuple[Probe, ...]):
 
 
 def list_probes(model: Any, *inputs: Any, **named: Any) -> Probes:
-    """Return what of a model can be watched: ``print(tap.list_probes(model, batch))``.
+    """Return what of a model can be watched: ``print(tap.rooms.watch.list_probes(model, batch))``.
 
     Runs the model forward and backward once, on copies of the inputs. Gradients, buffers, random
     numbers and the mode of the model are afterwards as they were.

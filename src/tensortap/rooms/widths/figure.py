@@ -1,4 +1,4 @@
-"""The sizes of modules over the width of a model, for `tap.coord_check`."""
+"""The sizes of modules over the width of a model, for `tap.rooms.widths.coord_check`."""
 
 from __future__ import annotations
 

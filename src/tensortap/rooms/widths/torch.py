@@ -1,4 +1,4 @@
-"""Training of a torch model on one batch, for `tap.coord_check`."""
+"""Training of a torch model on one batch, for `tap.rooms.widths.coord_check`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocol by which `tap.coord_check` trains a model and looks at its modules."""
+"""The protocol by which `tap.rooms.widths.coord_check` trains a model and looks at its modules."""
 
 from __future__ import annotations
 

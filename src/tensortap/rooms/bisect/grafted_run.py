@@ -76,7 +76,7 @@ class Graft:
 
     def __enter__(self) -> Graft:
         if self._hooks is None:
-            raise RuntimeError("this graft has ended: call tap.graft(...) again")
+            raise RuntimeError("this graft has ended: call tap.rooms.bisect.graft(...) again")
         try:
             self._hooks.attach()
         except BaseException:
@@ -157,7 +157,7 @@ def graft(
     step: int | None = None,
     mapping: Iterable[str | tuple[str, str]] = (),
 ) -> Graft:
-    r"""Replace outputs of modules by recorded ones: ``with tap.graft(model, "runs/a", "attn"):``.
+    r"""Replace outputs of modules by recorded ones: ``with graft(model, "runs/a", "attn"):``.
 
     `names` are regular expressions over the names of modules; the `run` must have their outputs
     (``tap.track(..., tensors=True)``). It may come from another layout: shards are put together.
