@@ -160,7 +160,7 @@ def test_serve(monkeypatch, capsys):
     assert "already listening" in capsys.readouterr().out
     with pytest.raises(TensortapError, match=rf"port {first.address.port} is in use"):
         live.start("127.0.0.1", first.address.port)
-    tap.close()
+    live.current().close()
     assert not first.alive
 
 

@@ -13,7 +13,7 @@ import tensortap as tap
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TRAIN = """
     import sys, numpy as np, tensortap as tap
     factor, last = float(sys.argv[1]), int(sys.argv[2])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tensortap.core import buffers, limits
 from tensortap.core.buffers import MappedSegment, OutOfMemory, Pool, Segment, view_of
 
-SOURCE = str(Path(__file__).parents[1] / "src")
+SOURCE = str(Path(__file__).parents[2] / "src")
 
 
 def prepared(pool):

@@ -98,7 +98,7 @@ def test_respects_the_limit_of_the_address_space():
         "from tensortap import limits\n"
         "print(limits.total_memory(), limits.available_memory(), limits.parse_size('10%'))"
     )
-    source = Path(__file__).parents[1] / "src"
+    source = Path(__file__).parents[2] / "src"
     done = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(source)},
         capture_output=True, text=True, check=True,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = str(Path(__file__).parents[1] / "src")
+SOURCE = str(Path(__file__).parents[2] / "src")
 LAUNCHERS = ("RANK", "WORLD_SIZE", "SLURM", "OMPI", "JAX")
 ASK = "from tensortap.core.ranks import rank_and_world_size as ask; print(*ask())"
 

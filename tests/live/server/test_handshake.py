@@ -26,7 +26,7 @@ from tensortap.live.reader import LiveReader
 from tests.live.server.clients import Proxy, RawClient, RealClient, assert_serves
 from tests.processes import wait_for
 
-SOURCE = str(Path(__file__).parents[2] / "src")
+SOURCE = str(Path(__file__).parents[3] / "src")
 
 
 def refusal_of(address, key=None) -> str:

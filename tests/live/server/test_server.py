@@ -679,7 +679,7 @@ def test_top_sanitizes_names(server, raw):
     raw.send_batch(pack([record(EVIL["control characters"], STRANGE["escape sequences"])]))
     raw.receive_a(wire.Ack)
     command = [sys.executable, "-m", "tensortap", "top", str(server.address)]
-    source = str(Path(__file__).parents[2] / "src")
+    source = str(Path(__file__).parents[3] / "src")
     env = {**os.environ, "PYTHONPATH": source, "FORCE_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     options = ("--once", "--json")

@@ -22,7 +22,7 @@ from tests.live.server.clients import assert_serves
 from tests.processes import wait_for
 
 MIB = 1 << 20
-SOURCE = str(Path(__file__).parents[2])
+SOURCE = str(Path(__file__).parents[3])
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"%s" + bytes(32)
 CURVE, PLAIN = (GREETING % name.ljust(20, b"\0") for name in (b"CURVE", b"NULL"))
 READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"

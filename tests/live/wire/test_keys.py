@@ -12,7 +12,7 @@ import zmq
 
 from tensortap.live import keys
 
-SOURCE = str(Path(__file__).parents[2] / "src")
+SOURCE = str(Path(__file__).parents[3] / "src")
 
 
 def test_creates_a_key_that_only_its_user_can_read():

@@ -18,7 +18,7 @@ from tensortap.rooms.watch.films.video import FilmError
 from tensortap.text.colors import NAN_COLOR, color_table
 from tests.watch.films.filming import frames_of, near, record
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SMALL = {"size": (320, 240)}
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from tensortap.rooms.watch.films.video import FilmError, VideoWriter, film_size
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SIZE = (160, 120)
 
 

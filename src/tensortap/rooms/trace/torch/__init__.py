@@ -1,1 +1,1 @@
-"""What `trace` needs to know about torch models."""
+"""Models of torch, as `trace` sees them."""
