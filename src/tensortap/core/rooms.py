@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -108,6 +109,8 @@ def lazy(package: str, names: Mapping[str, Address]) -> Callable[[str], Any]:
     def __getattr__(name: str) -> Any:  # noqa: N807 - what modules call it
         if name not in names:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return load(names[name])
+        found = load(names[name])
+        setattr(sys.modules[package], name, found)
+        return found
 
     return __getattr__
