@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from tensortap.api.lookup import Values
 from tensortap.api.run import Run
@@ -44,6 +44,14 @@ class RemoteSession(Values):
     def close(self) -> None:
         """Close the connection; the session goes on."""
         self.reader.close()
+
+
+@overload
+def open(where: None = None, timeout: float = 5.0) -> RemoteSession: ...  # noqa: A001
+@overload
+def open(where: Path, timeout: float = 5.0) -> Run: ...  # noqa: A001
+@overload
+def open(where: str, timeout: float = 5.0) -> Any: ...  # noqa: A001
 
 
 @checked

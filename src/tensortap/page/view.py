@@ -8,10 +8,13 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensortap.core.arguments import checked
 from tensortap.core.errors import MissingExtra, NotFound
+
+if TYPE_CHECKING:
+    from tensortap.page.server import Page
 
 _page: Any = None
 _printed = ""  # the token of the address that was printed last
@@ -25,7 +28,7 @@ def view(
     port: int | None = None,
     names: Iterable[str] = (),
     browser: bool = True,
-) -> Any:
+) -> Page:
     """Show runs and live sessions in the browser: ``tap.view("runs")``, ``tap.view(run)``.
 
     Takes any number of runs, folders of runs and live sessions (``"host:port"``, or what
@@ -51,7 +54,8 @@ def view(
     _announce(_page, port if is_new else _page.port)
     if browser:
         _open_browser(_page, next(filter(None, ids), ""))
-    return _page
+    found: Page = _page
+    return found
 
 
 def _of_this_process() -> list[Any]:

@@ -1,0 +1,31 @@
+"""Editors know the signatures of every verb: a user's program passes `mypy --strict`."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tensortap as tap
+
+SCRIPT = Path(__file__).with_name("typed_script.py")
+
+
+@pytest.mark.slow
+def test_a_program_that_uses_every_verb(tmp_path):
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(SCRIPT)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=SCRIPT.parents[1],
+        env={"MYPYPATH": str(SCRIPT.parents[1] / "src"), "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_program_uses_every_public_name():
+    used = set(re.findall(r"\btap\.(\w+)", SCRIPT.read_text()))
+    modules = {"__version__", "errors", "integrations", "rooms"}
+    rarely = {"HDF5", "Shard", "TensortapError"}
+    assert set(tap.__all__) - modules - rarely <= used
