@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tensortap as tap
 from tensortap.rooms.health.torch import attention
-from tensortap.values.torch import host
+from tensortap.rooms.health.torch import host
 
 CLOSE = 1e-12
 

@@ -23,7 +23,7 @@ from tensortap.core.errors import MissingExtra, NotFound, TensortapError
 from tensortap.rooms.trace.hdf5 import callback
 from tensortap.rooms.trace.hdf5.writer import link_name, path_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def save(saver, path, values, iterations=None, ranks=None):
