@@ -71,7 +71,7 @@ def _train_in_parallel(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     models = [torch.nn.parallel.DistributedDataParallel(GPT(vocabulary=1024)) for _ in range(2)]
     case = Case(setting="DDP")
-    with tap.track(models[1], every=2, weights=False) as tracker:
+    with tap.track(models[1], every=2, kind=("activation", "gradient")) as tracker:
         alone, tracked = (torch.compile(model, backend="aot_eager") for model in models)
         with torch._dynamo.config.patch(optimize_ddp=True):  # as it is without tracking
             _step(alone, case, None)
@@ -185,7 +185,7 @@ def run(case: Case, on: bool, steps: int = 9) -> tuple[list[float], int, str]:
 
     torch._dynamo.reset()
     model = _model(case)
-    options = {"weights": False, "optimizer_state": False, "only_training": case.setting != "eval"}
+    options = {"kind": ("activation", "gradient"), "only_training": case.setting != "eval"}
     tracker = tap.track(model, **options)
     if on and case.begin == "compiling":
         tracker.__enter__()

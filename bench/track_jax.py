@@ -82,7 +82,7 @@ def track_jax() -> list[Row]:
 
     try:
         path = tap.init(folder)
-        with tap.track(model_state=params, optimizer_state=state) as tracker:
+        with tap.track(params, state) as tracker:
             a, b = in_turns(rounds, ours, base)
         assert not tracker.unseen, tracker.unseen
         assert not tap.receipt().dropped

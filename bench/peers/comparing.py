@@ -112,7 +112,7 @@ def peers_debug_mode_first() -> list[Row]:
             for each in trainings:
                 runs.append(tap.init(folder))
                 with (
-                    tap.track(each.model, tensors=True, weights=False) as tracker,
+                    tap.track(each.model, tensors=True, kind=("activation", "gradient")) as tracker,
                     torch.enable_grad(),
                 ):
                     each.model(data)

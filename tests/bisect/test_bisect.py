@@ -101,8 +101,8 @@ def program(faults=(), net=Net, loss=nn.functional.cross_entropy, clip=None, see
 
 def record(folder, steps=1, made=None, **options):
     model, opt, step = made or program()
-    options = {"tensors": True, "inputs": True, **options}
-    with tap.track(model, optimizer=opt, out_path=folder, **options) as tracker:
+    options = {"tensors": True, "kind": "all", **options}
+    with tap.track(model, optimizer=opt, to=folder, **options) as tracker:
         for _ in range(steps):
             step()
             tracker.step()
@@ -277,13 +277,13 @@ def test_names_tolerance_and_rules_are_those_of_compare(reference, tmp_path):
 
 
 def test_reference_without_inputs_names_both_suspects(tmp_path):
-    run = record(tmp_path, inputs=False)
+    run = record(tmp_path, kind=None)
     report = bisect(run, ["eps", "activation"])
     assert set(report.modules) == {"blocks.0.norm1", "blocks.1.mlp.1"}
     assert not any(each.others for each in report.faults)
     report = bisect(run, ["heads"])
     assert [each.title for each in report.faults] == ["blocks.1.attn.out or blocks.1.attn"]
-    assert "inputs=True" in report.notes[-1]
+    assert 'kind="all"' in report.notes[-1]
 
 
 class Random(nn.Module):
@@ -422,7 +422,7 @@ runs = {}
 for kind in ("tp", "fsdp", "same"):
     model, opt, step = made(kind)
     runs[kind] = str(tap.init(folder))
-    with tap.track(model, optimizer=opt, tensors=True, inputs=True) as tracker:
+    with tap.track(model, optimizer=opt, tensors=True, kind="all") as tracker:
         step()
         tracker.step()
     tap.finish()

@@ -44,7 +44,7 @@ class Net(nn.Module):
 
 def recorded(model, x, folder, steps=1, **options):
     """Train a few steps into a run; return it and the gradients of the last step."""
-    with tap.track(model, tensors=True, out_path=folder, **options) as tracker:
+    with tap.track(model, tensors=True, to=folder, **options) as tracker:
         for step in range(steps):
             model.zero_grad()
             (model(x) * (step + 1)).square().sum().backward()
@@ -111,7 +111,7 @@ def test_output_is_the_recorded_one_and_gradients_go_to_the_computed_one(net, x,
 
 def test_structures_keep_their_types(x, tmp_path):
     model = nn.Sequential(Structured())
-    with tap.track(model, tensors=True, out_path=tmp_path) as tracker:
+    with tap.track(model, tensors=True, to=tmp_path) as tracker:
         model(x)
         tracker.step()
     with tap.rooms.bisect.graft(model, tracker.path, "^0$"):
@@ -134,7 +134,7 @@ def test_errors_name_what_is_near(net, x, tmp_path):
         tap.rooms.bisect.graft(net, run, "fc", step=7)
     with pytest.raises(TypeError, match=r"model must be a torch.nn.Module"):
         tap.rooms.bisect.graft("net", run, "fc")
-    with tap.track(net, out_path=tmp_path) as tracker:
+    with tap.track(net, to=tmp_path) as tracker:
         net(x)
     statistics = pytest.raises(NotFound, match=r"only statistics of 'fc'.*tensors=True")
     with statistics, tap.rooms.bisect.graft(net, tracker.path, "fc"):
@@ -173,7 +173,7 @@ def test_cast_is_stated(net, x, tmp_path, caplog):
 def test_steps_follow_the_program_and_names_are_mapped(x, tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4))
-    with tap.track(model, tensors=True, out_path=tmp_path) as tracker:
+    with tap.track(model, tensors=True, to=tmp_path) as tracker:
         for step in range(3):
             model(x + step)
             tracker.step()
@@ -219,7 +219,7 @@ def test_compiled_model_runs_eagerly_meanwhile(net, x, tmp_path):
 
 
 def test_inputs_are_recorded_before_they_change_in_place(net, x, tmp_path):
-    run, _ = recorded(net, x, tmp_path, inputs=True)
+    run, _ = recorded(net, x, tmp_path, kind="all")
     found = tap.open(run)
     pairs = {"fc.input[0]": 2, "act.input[0]": 2, "parts.input[0]": 1, "Net.input[0]": 1}
     assert {n: len(list(found.records(n))) for n in found.names() if ".input" in n} == pairs

@@ -83,7 +83,7 @@ def test_bisect_tells_rotary_embedding_attention_and_optimizer_apart(tmp_path):
 
     model = tiny("eager")
     optimizer, step = program(model)
-    options = {"tensors": True, "inputs": True, "out_path": tmp_path}
+    options = {"tensors": True, "kind": "all", "to": tmp_path}
     with tap.track(model, optimizer=optimizer, **options) as tracker:
         step()
         tracker.step()

@@ -91,9 +91,9 @@ def test_states_of_jax_have_digests():
     import jax.numpy as jnp
 
     params = {"w": jnp.arange(6.0)}
-    with tap.track(model_state=params, optimizer_state=False, digests=True) as tracker:
+    with tap.track(params, digests=True) as tracker:
         tracker.step(params)
     records = [record for record in tracker.records if record.kind is Kind.WEIGHT]
     expected = shard_digest(np.arange(6, dtype=np.float32))
     assert [(record.step, record.digest) for record in records] == [(-1, expected), (0, expected)]
-    assert "digests and formats see states only" in tracker.unseen["inside compiled functions"]
+    assert "tensors and digests see states only" in tracker.unseen["inside compiled functions"]

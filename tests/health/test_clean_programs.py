@@ -644,7 +644,7 @@ def test_no_alert_in_jax():
         changes, state = adam.update(gradients, state, params)
         return optax.apply_updates(params, changes), state, gradients, value
 
-    with tap.track(model_state=params, optimizer_state=state, alerts=True) as tracker:
+    with tap.track(params, state, alerts=True) as tracker:
         for i in range(STEPS):
             x = jax.random.normal(jax.random.fold_in(key, i), (16, 8))
             y = jax.random.randint(jax.random.fold_in(key, STEPS + i), (16,), 0, 3)

@@ -35,7 +35,7 @@ class Net(nn.Module):
 def test_hints_in_a_run(tmp_path):
     net = nn.Sequential(*[nn.Linear(4, 4)] * 2)
     path = tmp_path / "run"
-    with tap.track(net, sgd(net), alerts=True, on_alert="stop", out_path=path) as tracker:
+    with tap.track(net, sgd(net), alerts=True, on_alert="stop", to=path) as tracker:
         tracker.step()
     run = tap.open(tracker.path)
     assert run.alerts() == []

@@ -40,7 +40,7 @@ FIT = """
     result["same"] = all(a.tobytes() == b.tobytes() for a, b in zip(tracked, fit(), strict=True))
     result["kernel"] = float(np.abs(tracked[0]).max())
     result["unseen"] = track.tracker.unseen
-    track = Track(weights=False, optimizer_state=False, every=2, run="runs")
+    track = Track(kind=("activation", "gradient"), every=2, run="runs")
     fit(track)
     result["few"] = [fields(r) for r in tap.open(track.path).records()]
     track = Track(alerts=True, on_alert="stop")

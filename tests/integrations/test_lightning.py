@@ -144,7 +144,7 @@ def test_training_is_bit_identical(tmp_path):
 
 
 def test_opens_a_run(tmp_path):
-    track = Track(run=tmp_path / "runs", every=3, activations=False)
+    track = Track(run=tmp_path / "runs", every=3, kind=("gradient", "weight", "weight_gradient"))
     fit(tmp_path, track)
     run = tap.open(track.path)
     assert run.reader.info.ended is not None

@@ -172,16 +172,6 @@ def test_credentials_near_the_line_are_hidden(monkeypatch):
     assert "***" in ops.first_nonfinite.code
 
 
-def test_a_tracker_explains_once():
-    model, step = training(masked=True)
-    with tap.track(model, ops=True) as tracker:
-        for _ in range(3):
-            step()
-            tracker.step()
-    alerts = [record for record in tracker.records if record.kind is Kind.ALERT]
-    assert [record.step for record in alerts] == [0]
-
-
 def test_digests_and_statistics_follow_writes_to_shared_memory():
     x = torch.zeros(3, 4)
     row = x[1]
@@ -276,21 +266,6 @@ def test_compiled_code_runs_eagerly_and_says_so(caplog):
     assert ops.first_nonfinite.line.line == line_of(
         test_compiled_code_runs_eagerly_and_says_so, "torch.log(y - y)"
     )
-
-
-def test_tracker_records_operations_of_selected_steps():
-    model, step = training()
-    with tap.track(model, every=2, ops=True) as tracker:
-        for _ in range(4):
-            step()
-            tracker.step()
-    found = [r for r in tracker.records if r.kind is Kind.OP]
-    assert {r.step for r in found} == {0, 2}
-    assert {r.step for r in tracker.records if r.kind is Kind.ACTIVATION} == {0, 2}
-    assert not [r for r in found if "/src/tensortap/" in r.tags.get("line", "")]
-    assert tracker.first_nonfinite is None
-    counts = [sum(r.step == s and r.tags["phase"] == "forward" for r in found) for s in (0, 2)]
-    assert counts[0] == counts[1]
 
 
 def run_of(folder, scale):

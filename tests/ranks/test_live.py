@@ -89,7 +89,7 @@ _STEPS = """
     import sys, torch, tensortap as tap
     tap.catch(0, "hello").wait(60)
     print("there", flush=True)
-    with tap.track(torch.nn.Linear(1, 1), weights=False) as tracker:
+    with tap.track(torch.nn.Linear(1, 1), kind=("activation", "gradient")) as tracker:
         for line in sys.stdin:
             tracker.step(loss=0.5)
 """
@@ -168,7 +168,7 @@ _JAX = """
         place = jax.make_array_from_process_local_data
         return {{"global": place(whole, local), "own": jnp.arange(3.0) + rank,
                 "sharded": place(split, local + rank), "same": jnp.arange(3.0) * step}}
-    with tap.track(model_state=params(0)) as tracker:
+    with tap.track(params(0)) as tracker:
         for step in range(8):
             tracker.step(params(step))
     assert tap.flush(60)

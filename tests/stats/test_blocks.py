@@ -165,16 +165,14 @@ def test_wrong_arguments_are_named():
         tap.viz.quantize_error(x, "mxfp4", axis=1)
     with pytest.raises(TypeError, match="real numbers"):
         tap.viz.quantize_error(np.ones(3, complex), "mxfp4")
-    with pytest.raises(TypeError, match="formats must be a list of strings, got 'mxfp4'"):
-        tap.track(None, formats="mxfp4")
 
 
-def test_in_a_run_and_in_the_hook(tmp_path):
+def test_in_a_run(tmp_path):
     import torch
 
     path = tap.init(tmp_path)
     model = torch.nn.Linear(32, 8)
-    with tap.track(model, tensors=r"^weight$", formats=["mxfp4", "nvfp4"]) as tracker:
+    with tap.track(model, tensors=r"^weight$") as tracker:
         model(torch.ones(2, 32)).sum().backward()
         weight = model.weight.detach().numpy().copy()
         tracker.step()
@@ -185,10 +183,5 @@ def test_in_a_run_and_in_the_hook(tmp_path):
     assert (row["name"], row["sqnr"], row["worst"]) == (
         "weight", want.totals()["sqnr"], want.worst,
     )  # fmt: skip
-    frame = run.logframe()
-    weights = frame[frame.metadata.tensor_type == "Weight"]
-    live = weights["scalar_stats"]["mxfp4.sqnr"]
-    assert live.iloc[0] == want.totals()["sqnr"]
-    assert frame["scalar_stats"]["nvfp4.underflow"].notna().all()
     with pytest.raises(NotFound, match="no float tensor was kept whole, as nvfp4 needs"):
         run.formats("nvfp4", kind="Gradient")

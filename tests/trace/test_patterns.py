@@ -35,7 +35,7 @@ def test_kinds_have_two_spellings(kind):
 def test_rejects_invalid_patterns_and_kinds():
     with pytest.raises(ValueError, match=r"exclude.*regular expression"):
         Patterns(exclude="(")
-    with pytest.raises(ValueError, match=r"weight_gradients"):
+    with pytest.raises(ValueError, match=r"weight_gradient"):
         Patterns({"weightgrads": "x"})
     with pytest.raises(ValueError, match="include"):
         Patterns(include=5)

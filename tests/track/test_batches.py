@@ -16,12 +16,12 @@ from tensortap.capture.pipeline import pipeline
 from tensortap.core.record import Kind
 from tensortap.rooms.track import batches, observer
 from tensortap.rooms.track.batches import ColumnMaker
+from tensortap.rooms.track.torch.descriptions import Descriptions
 from tensortap.rooms.track.torch.gradients import OutputGradients
 from tensortap.rooms.track.torch.outputs import OutputHooks
 from tensortap.runs.run_reader import RunReader
 from tensortap.stats.columns import SummaryColumns
 from tensortap.stats.summarize import code_of, kernel
-from tensortap.values.torch.shards import Descriptions
 
 pytestmark = pytest.mark.usefixtures("no_errors")
 
@@ -102,8 +102,8 @@ def one_by_one(monkeypatch):
 @pytest.mark.parametrize("sink", ["memory", "run"])
 def test_together_equals_one_by_one(change, sink, tmp_path, monkeypatch):
     def tracked():
-        out_path = tmp_path if sink == "run" else None
-        return contents(train(change, out_path=out_path)[0])
+        to = tmp_path if sink == "run" else None
+        return contents(train(change, to=to)[0])
 
     together = tracked()
     one_by_one(monkeypatch)
@@ -113,7 +113,7 @@ def test_together_equals_one_by_one(change, sink, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "options",
     [{"alerts": True}, {"stash": lambda x: {"n": x.numel()}}, {"tensors": "fc"},
-     {"stats": False, "tensors": True}, {"name": "a", "every": 2}, {"include": "fc|p1"}],
+     {"digests": True, "tensors": True}, {"name": "a", "every": 2}, {"include": "fc|p1"}],
     ids=lambda options: next(iter(options)),
 )  # fmt: skip
 def test_options_see_the_same(options, monkeypatch):
@@ -229,11 +229,11 @@ def train_outputs(in_step=lambda: None, steps=3, **options):
 
 @pytest.mark.parametrize("sink", ["memory", "run"])
 def test_outputs_of_a_step_equal_those_that_are_recorded_one_by_one(sink, tmp_path, monkeypatch):
-    out_path = tmp_path if sink == "run" else None
-    together = train_outputs(out_path=out_path)
+    to = tmp_path if sink == "run" else None
+    together = train_outputs(to=to)
     assert together._observer.batch is not None
     monkeypatch.setattr(observer, "ObservedBatch", lambda *args: None)
-    alone = train_outputs(out_path=out_path)
+    alone = train_outputs(to=to)
     assert alone._observer.batch is None
     assert contents(together) == contents(alone)
     kinds = {record.kind for record in together.records}

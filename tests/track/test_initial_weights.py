@@ -51,7 +51,7 @@ def test_initial_weights_are_recorded(options):
 
 def test_options_select_them():
     assert list(initial(train(model(), include="^0"))) == ["0.weight", "0.bias"]
-    assert not initial(train(model(), weights=False))
+    assert not initial(train(model(), kind=("activation", "gradient")))
     assert not initial(train(model(), init_step=7))
     net = model()
     value = net[0].weight.detach().clone()
@@ -73,20 +73,20 @@ def test_weights_that_have_no_values_yet_are_left_out():
 
 def test_states_of_jax():
     before, after = {"w": jnp.arange(3.0)}, {"w": jnp.ones(3)}
-    with tap.track(model_state=before) as tracker:
+    with tap.track(before) as tracker:
         tracker.step(after)
     weights = [(r.step, r.stats.max) for r in tracker.records if r.kind is Kind.WEIGHT]
     assert (list(initial(tracker)), weights) == (["w"], [(-1, 2.0), (0, 1.0)])
 
 
 def test_what_reads_a_run_knows_them(tmp_path, monkeypatch):
-    one, other = (train(model(seed), out_path=tmp_path / str(seed)).path for seed in (0, 1))
+    one, other = (train(model(seed), to=tmp_path / str(seed)).path for seed in (0, 1))
     first = tap.compare(one, other).first
     assert (first.key.name, first.key.kind, first.key.step) == ("0.weight", "Weight", -1)
     frame = tap.open(one).logframe()["metadata"]
     assert frame[frame["step"] == -1]["tensor_type"].unique().tolist() == ["Weight"]
     monkeypatch.setattr(ParameterHooks, "_observe_initial", lambda self: None)
-    without = train(model(0), out_path=tmp_path / "without").path
+    without = train(model(0), to=tmp_path / "without").path
     for pair in ((one, without), (without, one)):
         report = tap.compare(*pair)
         assert report

@@ -112,7 +112,7 @@ def test_alert_about_optimizer_state_names_its_module():
     model = nn.Sequential(nn.Linear(2, 2))
     opt = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
     with tap.track(
-        model, optimizer=opt, alerts=[alerts.nan()], activations=False, gradients=False
+        model, optimizer=opt, alerts=[alerts.nan()], kind=("weight", "optimizer_state")
     ) as tracker:
         model(torch.ones(1, 2)).sum().backward()
         opt.step()
@@ -170,7 +170,7 @@ def test_custom_rule():
         return "is negative" if record.stats and record.stats.min < 0 else None
 
     model = Net()
-    with tap.track(model, alerts=[negative], weights=False, gradients=False) as tracker:
+    with tap.track(model, alerts=[negative], kind="activation") as tracker:
         train(model, tracker, 2)
     assert {a.rule for a in tracker.alerts} == {"negative"}
     assert {a.step for a in tracker.alerts} == {0}  # once
@@ -178,14 +178,14 @@ def test_custom_rule():
 
 def test_loss_spike():
     model = Net()
-    with tap.track(model, alerts=True, activations=False) as tracker:
+    with tap.track(model, alerts=True, kind=("gradient", "weight", "weight_gradient")) as tracker:
         for n in range(30):
             tracker.step(loss=50.0 if n == 25 else 1.0 + 0.01 * (n % 3))
     assert [(a.rule, a.name, a.step) for a in tracker.alerts] == [("loss_spike", "loss", 25)]
 
 
 def test_loss_spike_between_every_nth_step():
-    with tap.track(Net(), alerts=True, every=10, weights=False) as tracker:
+    with tap.track(Net(), alerts=True, every=10, kind=("activation", "gradient")) as tracker:
         for n in range(30):
             tracker.step(loss=50.0 if n == 25 else 1.0)
     assert [a.step for a in tracker.alerts] == [25]
@@ -322,7 +322,7 @@ def alerts_of(fault, batch=1.0, compiled=lambda model: (), **options):
     for part in compiled(model):
         part.compile(backend="aot_eager", fullgraph=True)
     rules = [alerts.nan(), alerts.inf()]
-    with tap.track(model, alerts=rules, weights=False, **options) as tracker:
+    with tap.track(model, alerts=rules, kind=("activation", "gradient"), **options) as tracker:
         model(torch.rand(3, 4) * batch).square().mean().backward()
         tracker.step()
     return tracker.alerts
@@ -355,7 +355,7 @@ def test_module_with_finite_inputs_is_the_origin_and_a_bad_batch_is_said():
             return x.mul_(torch.nan)  # in place: its input is gone
 
     model = nn.Sequential(nn.Linear(4, 4), Makes(), nn.Linear(4, 4))
-    with tap.track(model, alerts=[alerts.nan()], weights=False) as tracker:
+    with tap.track(model, alerts=[alerts.nan()], kind=("activation", "gradient")) as tracker:
         model(torch.ones(2, 4))
         tracker.step()
     (alert,) = tracker.alerts

@@ -131,7 +131,7 @@ def test_summary_line_of_a_record_with_only_statistics(open_run, capsys):
 
 def test_tracker_writes_its_own_run(tmp_path):
     model = torch.nn.Linear(2, 1)
-    with tap.track(model, out_path=tmp_path / "out") as tracker:
+    with tap.track(model, to=tmp_path / "out") as tracker:
         model(torch.ones(1, 2)).sum().backward()
         tracker.step(loss=0.5)
         path = tracker.path
@@ -142,8 +142,8 @@ def test_tracker_writes_its_own_run(tmp_path):
     with pytest.raises(NotFound, match="no run is open"):
         tap.rooms.provenance.update_metadata()  # it ended with the tracker
     tap.init(tmp_path / "runs")
-    with pytest.raises(tap.TensortapError, match=r"out_path='x': the run .* is open"):
-        tap.track(model, out_path="x").__enter__()
+    with pytest.raises(tap.TensortapError, match=r"to='x': the run .* is open"):
+        tap.track(model, to="x").__enter__()
     tap.finish()
     assert tap.track(model).path is None
 

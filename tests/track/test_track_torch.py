@@ -502,20 +502,29 @@ def kinds(tracker):
 
 
 @pytest.mark.parametrize(
-    ("switch", "gone"),
+    ("kind", "wanted"),
     [
-        ("activations", {ACT}),
-        ("gradients", {GRAD, WGRAD}),
-        ("weights", {WEIGHT, WGRAD}),
-        ("optimizer_state", {STATE}),
+        (None, {ACT, GRAD, WEIGHT, WGRAD, STATE}),
+        ("activation", {ACT}),
+        (GRAD, {GRAD}),
+        (["weights", WGRAD], {WEIGHT, WGRAD}),
+        (("optimizer_state", "input"), {STATE, ACT}),
+        ("all", {ACT, GRAD, WEIGHT, WGRAD, STATE}),
     ],
 )
-def test_kinds_can_be_switched_off(switch, gone):
+def test_kinds_are_selected(kind, wanted):
     model = mlp()
     opt = torch.optim.Adam(model.parameters())
-    with tap.track(model, optimizer=opt, **{switch: False}) as tracker:
+    with tap.track(model, optimizer=opt, kind=kind) as tracker:
         train(model, opt, tracker, 1)
-    assert kinds(tracker) == {ACT, GRAD, WEIGHT, WGRAD, STATE, METRIC} - gone
+    assert kinds(tracker) == {*wanted, METRIC}
+    has_inputs = any(".input" in record.name for record in tracker.records)
+    assert has_inputs == (kind == "all" or "input" in (kind or ()))
+
+
+def test_unknown_kinds_are_named():
+    with pytest.raises(ValueError, match="kind: unknown kind 'inputz'; the kinds are activation"):
+        tap.track(mlp(), kind=["weight", "inputz"])
 
 
 def test_include_and_exclude(found):
@@ -581,17 +590,6 @@ def test_whole_tensors_by_pattern(found):
         assert torch.equal(rebuild(record.value), value)
         assert record.stats == tap.viz.summarize(value)
     assert all((r.value is not None) == r.name.startswith("fc2") for r in seen.all if r.stats)
-
-
-def test_tensors_without_statistics(found):
-    model = mlp()
-    with tap.track(model, stats=False, tensors="act") as tracker:
-        model(torch.randn(5, 4)).sum().backward()
-        tracker.step()
-    seen = found(tracker)
-    assert all(r.stats is None for r in seen.all)
-    assert seen.one(ACT, "act").shape == (5, 8)
-    assert rebuild(seen.one(ACT, "act").value).shape == (5, 8)
 
 
 def test_stash():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
 from tensortap.alerts.alert import Finding, may_be_mask, module_of
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tensortap.alerts.monitor import RuleState
 
 Rule = Callable[[Record, "RuleState"], "Finding | str | None"]
+
+RULES = "tensortap.rules"  # the name of records that say which rules are active
 
 _GRADIENTS = (Kind.GRADIENT, Kind.WEIGHT_GRADIENT)
 _TENSORS = (Kind.ACTIVATION, *_GRADIENTS, Kind.WEIGHT, Kind.OPTIMISER_STATE)
@@ -343,3 +345,13 @@ def loss_spike(
 RECORD_RULES: tuple[Rule, ...] = (
     nan(), inf(), exploding(), vanishing(), dead(), saturated(), constant(), loss_spike(),
 )  # fmt: skip
+
+
+def record_of_rules(
+    rules: Iterable[Rule], *, step: int, seq: int, rank: int, world_size: int, time_ns: int
+) -> Record:
+    """Return a record that says which rules are active."""
+    names = " ".join(rule.__name__ for rule in rules)
+    return Record(
+        RULES, Kind.VALUE, step, 0, seq, rank, world_size, time_ns, "builtins.str", value=names
+    )

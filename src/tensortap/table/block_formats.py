@@ -54,6 +54,6 @@ def block_formats_of(
     if not found:
         raise NotFound(
             f"no float tensor was kept whole, as {format} needs: tap.track(..., tensors=True) "
-            f"keeps them, tap.track(..., formats=[{format!r}]) computes the loss in training"
+            "keeps them"
         )
     return pd.DataFrame(found)

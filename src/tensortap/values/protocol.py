@@ -1,15 +1,14 @@
 """The seam between tensortap and the frameworks whose values it captures.
 
-Everything that knows a framework is in the folder of that framework, behind a `Framework`. To add
-one: write ``frameworks/<name>/adapter.py`` with a ``FRAMEWORK`` in it, add one line to
+Everything that knows the values of a framework is in its folder, behind a `Framework`. To add one:
+write ``values/<name>/adapter.py`` with a ``FRAMEWORK`` in it, add one line to
 `tensortap.values.registry`, add its spellings to the rows of `tensortap.core.dtypes`, and let its
-tests subclass ``tests/frameworks/contract.py``.
+tests subclass ``tests/values/contract.py``. Hooks into models belong to rooms: see `parts` there.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
@@ -17,24 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from tensortap.core.errors import CaptureError
 from tensortap.core.record import Shard, Summary, TensorData, Value
 
-if TYPE_CHECKING:  # protocols and records of other verbs than `catch`, which loads this file
+if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tensortap.core.buffers import Pool
-    from tensortap.rooms.bisect.grafting import GraftHooks, GraftSource
-    from tensortap.rooms.blackbox.replaying import Training
-    from tensortap.rooms.ops.operations import OperationObserver
-    from tensortap.rooms.track.observing import (
-        Hooks,
-        ModelTracing,
-        Probe,
-        RankChannel,
-        RankStore,
-        TrackHooks,
-        TrackObserver,
-        WatchObserver,
-    )
-    from tensortap.rooms.widths.training import WidthTask, WidthTraining
     from tensortap.stats.columns import Memory
 
 SMALL = 16 << 10
@@ -123,7 +108,7 @@ class CompiledRun(NamedTuple):
 
 
 class Framework(Protocol):
-    """One framework: its values, and the hooks that it offers.
+    """The values of one framework.
 
     Implementations subclass this. The module of a framework is imported only after the user has
     imported the framework, except to rebuild a tensor that came from another process.
@@ -155,16 +140,6 @@ class Framework(Protocol):
         """
         raise CaptureError(f"{self.name} has no file format of its own")
 
-    def track(self, model: Any, optimizer: Any, observer: TrackObserver) -> TrackHooks | None:
-        """Return hooks that track a model; None if it is not a model of this framework."""
-        return None
-
-    def track_states(
-        self, model_state: Any, optimizer_state: Any, observer: TrackObserver
-    ) -> TrackHooks | None:
-        """Return hooks for a program with explicit states; None if the framework has none."""
-        return None
-
     def traced_classes(self) -> Iterable[type]:
         """Return the classes of values that exist only while a function is being compiled."""
         return ()
@@ -185,92 +160,6 @@ class Framework(Protocol):
 
         While a function is being compiled, `capture` gets what stands for the gradient there.
         """
-        return None
-
-    def watch(self, target: Any, observer: WatchObserver, title: str) -> Hooks | None:
-        """Return hooks that watch a model, parameter or tensor; None if it is none of these."""
-        return None
-
-    def without_graph(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which operations are not recorded for gradients."""
-        return contextlib.nullcontext()
-
-    def version_of(self, value: Any) -> int:
-        """Return a number that grows when a tensor is changed in place; 0 if nobody counts."""
-        return 0
-
-    def survives_fork(self) -> bool:
-        """Return whether a fork of this process can use the framework."""
-        return True
-
-    def after_fork(self) -> None:
-        """Make the framework usable in a fork of the training process."""
-        return
-
-    def stack(self, name: str, values: list[Any], fill: float) -> Any:
-        """Return values stacked along a new first dimension, padded with `fill`; None for others.
-
-        Errors name what is stacked, `name`.
-        """
-        return None
-
-    def open_channel(self, group: Any) -> RankChannel | None:
-        """Connect the ranks of a process group; None if there is none, or only this rank."""
-        return None
-
-    def operations(self, model: Any, observer: OperationObserver) -> Hooks | None:
-        """Return hooks that report every operation; None if it is not a model of this framework.
-
-        Without a model they report the operations of any program.
-        """
-        return None
-
-    def open_store(self) -> Callable[[str], RankStore] | None:
-        """Return what opens a store of the job's ranks; None if there is none, or only this rank.
-
-        It takes a name, the same on all ranks that share the store, and may wait for the network.
-        """
-        return None
-
-    def training(self, model: Any, optimizer: Any, others: tuple[Any, ...]) -> Training | None:
-        """Return a program whose steps can be run again; None for models of others."""
-        return None
-
-    def graft(self, model: Any, source: GraftSource) -> GraftHooks | None:
-        """Return hooks that exchange tensors with recorded ones; None for models of others."""
-        return None
-
-    def width_training(self, model: Any, optimizer: Any, task: WidthTask) -> WidthTraining | None:
-        """Return a model that is trained on one batch; None for models of others."""
-        return None
-
-    def trained_models(
-        self,
-        begin: Callable[[Any, Sequence[Any]], Callable[[], None]],
-        fault: Callable[[Exception], None],
-    ) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which `begin` gets each model that is trained, and its optimizers.
-
-        It returns what to call at the end of each step; `fault` gets what goes wrong.
-        """
-        return contextlib.nullcontext()
-
-    def keeping_random_state(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context after which the random state is as it was."""
-        return contextlib.nullcontext()
-
-    def seed(self, number: int) -> None:
-        """Seed the random numbers of the framework, if it has a global state of them."""
-        return
-
-    def tracing(self) -> ModelTracing | None:
-        """Return what `trace` needs to know about models."""
-        return None
-
-    def find_probes(
-        self, model: Any, inputs: tuple[Any, ...], named: Mapping[str, Any]
-    ) -> Sequence[Probe] | None:
-        """Run a model once and return what can be watched; None for models of others."""
         return None
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator
+from types import ModuleType
 
 from tensortap.core.errors import WireError
 from tensortap.values.protocol import Framework
@@ -47,3 +49,21 @@ def framework_named(name: str) -> Framework:
         raise WireError(f"no framework is called {name[:40]!r}")
     found: Framework = importlib.import_module(f"tensortap.values.{name}.adapter").FRAMEWORK
     return found
+
+
+def parts(package: str) -> Iterator[ModuleType]:
+    """Yield what a package has for the frameworks that the user has imported.
+
+    These are its modules, or packages, that are named after a framework, such as
+    ``tensortap.rooms.ops.torch``. A room calls their functions.
+    """
+    for name in _FRAMEWORKS:
+        if _is_loaded(name) and (found := part_named(package, name)) is not None:
+            yield found
+
+
+@functools.cache
+def part_named(package: str, framework: str) -> ModuleType | None:
+    """Return what a package has for a framework, importing it if necessary; None for nothing."""
+    name = f"{package}.{framework}"
+    return None if importlib.util.find_spec(name) is None else importlib.import_module(name)

@@ -51,7 +51,7 @@ def rows(tracker, name):
 
 def test_numbers_about_a_layer(tmp_path):
     net = Net()
-    tracker = train(net, 1, analyses=["activations"], out_path=tmp_path)
+    tracker = train(net, 1, analyses=["activations"], to=tmp_path)
     x = net.hidden.detach().double().numpy()
     row = rows(tap.open(tracker.path), "body").iloc[0]
     d = x - x.mean()

@@ -12,8 +12,7 @@ import tensortap as tap
 from tensortap.core.record import Kind
 from tensortap.rooms.health.analyses import analysis
 from tensortap.rooms.health.analyses.noise import estimate
-from tensortap.rooms.health.torch import analyzed
-from tensortap.values.torch import host
+from tensortap.rooms.health.torch import analyzed, host
 
 pytestmark = pytest.mark.usefixtures("no_errors")
 
@@ -235,7 +234,7 @@ def test_a_compiled_model_is_analyzed():
     compiled = torch.compile(model, backend="aot_eager")
     tracker, steps = train(
         compiled, optimizer, 2, micro=2, clip=0.01, analyses=["norms", "updates", "noise"],
-        activations=False, gradients=False,
+        kind=("weight", "optimizer_state"),
     )  # fmt: skip
     found, step = numbers(tracker, 1), steps[1]
     assert found["model.grad_norm"] == pytest.approx(norm(step.computed.values()), **EXACT)

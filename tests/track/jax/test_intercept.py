@@ -512,7 +512,7 @@ def test_tracker_says_what_is_true_of_a_function_that_runs_twice(monkeypatch, ca
     monkeypatch.setattr(instrumented_jit, "identical", lambda a, b: False)
     model, x = MLP(), batch()
     params = parameters(model, x)
-    with tap.track(model_state=params, optimizer_state=False) as tracker:
+    with tap.track(params) as tracker:
         tracker.intercept(jax.jit(model.apply), params, x)
         tracker.step(params)
     assert tracker.unseen == {}
@@ -568,7 +568,7 @@ def test_without_the_extension(monkeypatch):
 
 def test_tracker_reports_functions_that_are_not_jitted():
     params = {"w": jnp.ones(2)}
-    with tap.track(model_state=params, optimizer_state=False) as tracker:
+    with tap.track(params) as tracker:
         tracker.intercept(scanned, batch((3, 4)))
         tracker.step(params)
     assert tracker.unseen == {"scanned": NOT_JITTED}

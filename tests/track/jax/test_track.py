@@ -92,7 +92,7 @@ def test_plain_numbers_and_empty_trees():
 def test_tracker_keeps_and_stashes_states():
     params, state, update = training(MLP(), optax.sgd(1e-3, momentum=0.9), x := batch())
     options = {"tensors": "Dense_0.kernel", "stash": lambda a: {"first": float(a.ravel()[0])}}
-    with tap.track(model_state=params, optimizer_state=state, **options) as tracker:
+    with tap.track(params, state, **options) as tracker:
         params, state, grads = tracker.intercept(jax.jit(update), params, state, x)
         with jax.transfer_guard("disallow"):
             tracker.step(params, state, grads)
@@ -114,4 +114,4 @@ def test_tracker_keeps_and_stashes_states():
 
 def test_steps_are_not_analyzed():
     with pytest.raises(ValueError, match="analyses need a torch model"):
-        tap.track(model_state={"w": jnp.ones(3)}, analyses=["norms"])
+        tap.track({"w": jnp.ones(3)}, analyses=["norms"])

@@ -200,7 +200,7 @@ def test_selection_and_values(options, counters):
         call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
         tracker = tracked(
             model, call, x, **options, tensors="0", alerts=[nan()],
-            stash=lambda value: {"most": float(value.max())}, weights=False,
+            stash=lambda value: {"most": float(value.max())}, kind=("activation", "gradient"),
         )  # fmt: skip
         alerts = [(a.name, a.kind, a.step) for a in tracker.alerts if a.rule == "nan"]
         rows = [
@@ -374,11 +374,11 @@ def test_training_is_bit_identical_without_fusion(counters):
 def test_the_backward_pass_saves_the_same_tensors():
     """Saving others would round 16-bit floats in other places."""
     found = []
-    for options in ({}, {"activations": False, "gradients": False}):
+    for kind in (("activation", "gradient"), "weight"):
         torch._dynamo.reset()
         model = Layer(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 8)).bfloat16()
         call = torch.compile(model, backend="aot_eager_decomp_partition", fullgraph=True)
-        with tap.track(model, weights=False, **options) as tracker:
+        with tap.track(model, kind=kind) as tracker:
             output = call(torch.randn(16, 8).bfloat16())
             saved = [tuple(tensor.shape) for tensor in output.grad_fn.saved_tensors]
             output.sum().backward()
@@ -418,7 +418,7 @@ def test_tracking_begins_before_the_compiler_is_loaded(model, modules):
             sizes = ((4, 70000), (70000, 4)) * 2
             return nn.Sequential(*[Layer(nn.Linear(*size, bias=False)) for size in sizes])
         def graphs(model, on):
-            tracker = tap.track(model, weights=False)
+            tracker = tap.track(model, kind=("activation", "gradient"))
             if on:
                 tracker.__enter__()
                 assert ("torch._dynamo" in sys.modules) == loaded

@@ -203,7 +203,7 @@ def test_stash_of_the_form_of_other_tools(caplog, errors, tmp_path):
         return {"scalar_stats": {"std": 2.0}, "exp_hist": (bins, torch.arange(8.0)), "l1": 1}
 
     model = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())
-    with tap.track(model, stash=stash, include="^1", out_path=tmp_path) as tracker:
+    with tap.track(model, stash=stash, include="^1", to=tmp_path) as tracker:
         out = model(torch.randn(5, 4))
         tracker.step()
     scalars = tracker.logframe()["scalar_stats"]

@@ -76,7 +76,7 @@ def test_records_wait_for_the_digest(monkeypatch):
     pending = dataclasses.replace(adapter._TENSOR, digest_later=later)
     monkeypatch.setitem(CACHED, torch.Tensor, pending)
     model = torch.nn.Linear(3, 2)
-    with tap.track(model, digests=True, weights=False, gradients=False) as tracker:
+    with tap.track(model, digests=True, kind="activation") as tracker:
         out = model(torch.ones(1, 3))
         tracker.step()
         port.run()

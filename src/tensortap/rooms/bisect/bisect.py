@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from tensortap.capture.pipeline import pipeline
-from tensortap.core import ranks
 from tensortap.core.arguments import checked
 from tensortap.core.errors import NotFound, TensortapError
 from tensortap.rooms.bisect.faulty_modules import BisectReport
@@ -25,9 +20,7 @@ from tensortap.rooms.compare.compared_run import ComparedRun
 from tensortap.rooms.compare.matching import parse_mapping
 from tensortap.rooms.compare.rules import RuleSet, load_rules
 from tensortap.rooms.compare.tensors import Tolerance, check_tolerance
-from tensortap.rooms.track.observer import Observer
-from tensortap.rooms.track.observing import TrackHooks
-from tensortap.values.registry import loaded_frameworks
+from tensortap.values.registry import parts
 
 
 class BisectOptions(NamedTuple):
@@ -112,7 +105,7 @@ def bisect(
     `step_fn` runs one training step, with the batch of the reference: forward, and if you like
     backward and optimizer. It is called once. Meanwhile the tensors of `run` take the place of
     those computed, so that each module is judged on its own and one bug does not hide another.
-    Record the reference with ``tap.track(model, optimizer, tensors=True, inputs=True)``.
+    Record the reference with ``tap.track(model, optimizer, tensors=True, kind="all")``.
 
     `step` is the recorded step, by default the first; before a later one, the model gets the
     recorded weights and optimizer state of the step before. `mapping`, `atol`, `rtol` and `rules`
@@ -121,7 +114,7 @@ def bisect(
 
     >>> import tempfile, torch, tensortap as tap
     >>> model, x = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh()), torch.ones(1, 2)
-    >>> with tap.track(model, tensors=True, inputs=True, out_path=tempfile.mkdtemp()) as tracker:
+    >>> with tap.track(model, tensors=True, kind="all", to=tempfile.mkdtemp()) as tracker:
     ...     model(x).sum().backward()
     ...     tracker.step()
     >>> model[1] = torch.nn.ReLU()
@@ -160,8 +153,8 @@ class _KeptProgram:
 
     def keep_optimizer(self, optimizer: Any) -> None:
         """Keep the state of the model and of an optimizer, just before its step."""
-        for framework in loaded_frameworks():
-            training = framework.training(self._model, optimizer, ())
+        for part in parts("tensortap.rooms.blackbox"):
+            training = part.training(self._model, optimizer, ())
             if training is not None:
                 self._kept.append((training, training.keep_present()))
 
@@ -170,89 +163,3 @@ class _KeptProgram:
         while self._kept:
             training, kept = self._kept.pop()
             training.restore(kept)
-
-
-# -- in a program that `tensortap bisect` has started ---------------------------------------------
-#
-# The command names a folder in the environment. The program finds the options there, and each rank
-# leaves its report. It ends after the judged step of its first tracked model.
-
-FOLDER = "TENSORTAP_BISECT"
-"""Environment variable with the folder of options and reports."""
-_OPTIONS = "options.msgpack"
-
-
-def bisected(hooks: TrackHooks, model: Any, observer: Observer) -> TrackHooks:
-    """Return hooks that also judge a step, if `tensortap bisect` has started this program."""
-    folder = os.environ.pop(FOLDER, None)  # the first tracked model is the one
-    return hooks if folder is None else BisectedHooks(hooks, model, observer, Path(folder))
-
-
-def write_options(folder: Path, options: BisectOptions) -> None:
-    """Write what the program is to do."""
-    (folder / _OPTIONS).write_bytes(msgspec.msgpack.encode(options))
-
-
-def read_reports(folder: Path) -> dict[int, BisectReport | str]:
-    """Return the report of each rank, or why it has none."""
-    found: dict[int, BisectReport | str] = {}
-    for path in sorted(folder.glob("rank*")):
-        kind: Any = str if path.suffix == ".error" else BisectReport
-        found[int(path.stem[4:])] = msgspec.msgpack.decode(path.read_bytes(), type=kind)
-    return found
-
-
-class BisectedHooks:
-    """The hooks of a tracker, and those that judge one of its steps."""
-
-    def __init__(self, hooks: TrackHooks, model: Any, observer: Observer, folder: Path) -> None:
-        self._hooks = hooks
-        self._observer = observer
-        self._folder = folder
-        data = (folder / _OPTIONS).read_bytes()
-        options = msgspec.msgpack.decode(data, type=BisectOptions)
-        self._bisection: Bisection | None = Bisection(model, options)
-        self._active = False
-
-    def attach(self) -> None:
-        self._hooks.attach()
-        self._begin_at(self._observer.step_number)
-
-    def _begin_at(self, step: int) -> None:
-        if self._bisection is not None and step == self._bisection.step and not self._active:
-            self._active = True
-            pipeline.switch(False)  # nobody records what is executed with values of another run
-            self._bisection.begin()
-
-    def end_step(self, *states: Any, **named: Any) -> None:
-        self._hooks.end_step(*states, **named)
-        if self._active and self._bisection is not None:
-            self._bisection.hooks.end_step()
-            self._finish()
-            sys.exit(0)
-        self._begin_at(self._observer.step_number + 1)
-
-    def detach(self) -> None:
-        try:
-            if self._active and self._bisection is not None:  # the step did not end
-                error = sys.exc_info()[1]
-                if error is not None:
-                    self._bisection.raised(error)
-                self._finish()
-        finally:
-            self._hooks.detach()
-
-    def _finish(self) -> None:
-        """Write the report of this rank and remove the hooks."""
-        bisection, self._bisection = self._bisection, None
-        assert bisection is not None
-        bisection.end()
-        rank, _ = ranks.rank_and_world_size()
-        result: BisectReport | str
-        try:
-            result = bisection.report()
-        except TensortapError as error:
-            result = str(error)
-        suffix = ".error" if isinstance(result, str) else ".report"
-        path = self._folder / f"rank{rank}{suffix}"
-        path.write_bytes(msgspec.msgpack.encode(result, enc_hook=str))

@@ -59,7 +59,7 @@ def bisect(
 
 def _execute(command: list[str], options: BisectOptions) -> dict[int, BisectReport]:
     """Run the program until the step has been judged; return the report of each rank."""
-    from tensortap.rooms.bisect.bisect import FOLDER, read_reports, write_options
+    from tensortap.rooms.bisect.tracked import FOLDER, read_reports, write_options
 
     with tempfile.TemporaryDirectory(prefix="tensortap") as name:
         folder = Path(name)

@@ -17,7 +17,7 @@ from tensortap.rooms.bisect.recorded_step import RecordedStep
 from tensortap.rooms.compare.compared_run import ComparedRun
 from tensortap.rooms.compare.matching import parse_mapping
 from tensortap.runs.reader import similar_names
-from tensortap.values.registry import loaded_frameworks
+from tensortap.values.registry import parts
 
 log = logging.getLogger("tensortap")
 Names = str | re.Pattern[str] | Iterable[str]
@@ -25,8 +25,8 @@ Names = str | re.Pattern[str] | Iterable[str]
 
 def grafting(model: Any, source: GraftSource) -> GraftHooks:
     """Return hooks that exchange the tensors of a model; raise TypeError for other objects."""
-    for framework in loaded_frameworks():
-        hooks = framework.graft(model, source)
+    for part in parts("tensortap.rooms.bisect"):
+        hooks: GraftHooks | None = part.graft(model, source)
         if hooks is not None:
             return hooks
     raise TypeError(
@@ -168,7 +168,7 @@ def graft(
 
     >>> import tempfile, torch, tensortap as tap
     >>> model, x = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh()), torch.ones(1, 2)
-    >>> with tap.track(model, tensors=True, out_path=tempfile.mkdtemp()) as tracker:
+    >>> with tap.track(model, tensors=True, to=tempfile.mkdtemp()) as tracker:
     ...     recorded = model(x)
     ...     tracker.step()
     >>> with torch.no_grad():

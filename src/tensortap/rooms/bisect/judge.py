@@ -39,7 +39,7 @@ _SPLIT = (
     "backward pass is not judged"
 )
 _NO_INPUTS = (
-    "the reference has no inputs of modules: record it with tap.track(..., inputs=True) to tell a "
+    'the reference has no inputs of modules: record it with tap.track(..., kind="all") to tell a '
     "module from the code before it"
 )
 _PLURALS = {

@@ -7,5 +7,6 @@ from tensortap.rooms import Room
 ROOM = Room(
     name="bisect",
     needs=("blackbox", "compare", "track"),
+    offers={"track.hooks": "tensortap.rooms.bisect.tracked:bisected"},
     commands={"bisect": "tensortap.rooms.bisect.command:bisect"},
 )

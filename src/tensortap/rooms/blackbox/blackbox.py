@@ -21,7 +21,7 @@ from tensortap.core.limits import format_size
 from tensortap.core.record import Kind, Record
 from tensortap.rooms.blackbox.explaining import Explainer, KeptStep, Verdict
 from tensortap.rooms.blackbox.replaying import KeptBatch, KeptState, Training
-from tensortap.values.registry import loaded_frameworks
+from tensortap.values.registry import parts
 
 log = logging.getLogger("tensortap")
 
@@ -268,8 +268,8 @@ def blackbox(
     check_callable("train_step", train_step)
     check_count("every", every)
     check_count("memory", memory)
-    for framework in loaded_frameworks():
-        training = framework.training(model, optimizer, others)
+    for part in parts("tensortap.rooms.blackbox"):
+        training = part.training(model, optimizer, others)
         if training is not None:
             return BlackBox(train_step, model, training, every, memory)
     raise TypeError(

@@ -48,6 +48,15 @@ class LastResult(NamedTuple):
     number: int
 
 
+def training(model: Any, optimizer: Any, others: tuple[Any, ...]) -> JaxTraining | None:
+    """Return a JAX program whose steps can be run again; None if there is a model."""
+    if model is not None:
+        return None
+    if optimizer is not None or others:
+        raise TypeError("the state of a JAX program is in the arguments of its step: pass none")
+    return JaxTraining()
+
+
 class JaxTraining(Training):
     """A step function of pytrees."""
 

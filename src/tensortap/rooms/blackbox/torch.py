@@ -44,6 +44,12 @@ class Place(NamedTuple):
     key: str = ""
 
 
+def training(model: Any, optimizer: Any, others: tuple[Any, ...]) -> TorchTraining | None:
+    """Return a torch program whose steps can be run again; None for other models."""
+    is_module = isinstance(model, torch.nn.Module)
+    return TorchTraining(model, optimizer, others) if is_module else None
+
+
 class TorchTraining(Training):
     """A model, its optimizers, and other objects with a ``state_dict``."""
 

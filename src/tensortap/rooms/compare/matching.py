@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tensortap.alerts.rules import RULES
 from tensortap.core.errors import TensortapError
 from tensortap.core.patterns import TypedPattern, compile_pattern
 from tensortap.core.record import Kind
@@ -17,7 +18,6 @@ from tensortap.rooms.compare.compared_run import ComparedRun, RecordPart, batch_
 from tensortap.rooms.compare.report import Difference, Key, Missing
 from tensortap.rooms.compare.rules import RuleSet
 from tensortap.rooms.compare.tensors import Tolerance
-from tensortap.rooms.health.advice import RULES
 from tensortap.runs.arrow import scalar
 from tensortap.runs.rows import HEAD_COLUMNS, NO_VALUE, STATISTICS, records_of
 from tensortap.table.columns import has_tag

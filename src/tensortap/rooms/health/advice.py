@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from tensortap.alerts.rules import Rule
-from tensortap.core.record import Kind, Record
-
-RULES = "tensortap.rules"  # the name of records that say which rules are active
-
 REMEDIES = {
     "nan": "See the module it began in; tap.blackbox(step, model, optimizer) names the operation.",
     "inf": "See the module it began in; lower the learning rate, or scale the loss in float16.",
@@ -54,13 +47,3 @@ def looks_for(rule: str) -> str:
     for verb in ("Report ", "Give a hint about ", "Give a hint if "):
         first = first.removeprefix(verb)
     return first
-
-
-def record_of_rules(
-    rules: Iterable[Rule], *, step: int, seq: int, rank: int, world_size: int, time_ns: int
-) -> Record:
-    """Return a record that says which rules are active."""
-    names = " ".join(rule.__name__ for rule in rules)
-    return Record(
-        RULES, Kind.VALUE, step, 0, seq, rank, world_size, time_ns, "builtins.str", value=names
-    )

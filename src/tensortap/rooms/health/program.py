@@ -14,7 +14,6 @@ from tensortap.capture.pipeline import pipeline
 from tensortap.rooms.track.track import Tracker, track
 from tensortap.rooms.track.tracked_models import is_tracking
 from tensortap.runs.init import finish, init, opened
-from tensortap.values.registry import framework_named
 
 
 def run_program(
@@ -41,8 +40,10 @@ def run_program(
         pipeline.fault("tensortap run", error, "does not track a model as it should")
 
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(ImportError):
-            stack.enter_context(framework_named("torch").trained_models(begin, fault))
+        with contextlib.suppress(ImportError):  # there is no torch
+            from tensortap.rooms.health.torch.trained_models import TrainedModels
+
+            stack.enter_context(TrainedModels(begin, fault))
         code = _execute(words, module)
     for tracker in trackers:
         tracker.__exit__(None, None, None)

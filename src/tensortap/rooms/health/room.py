@@ -13,5 +13,9 @@ ROOM = Room(
     },
     tabs=(Tab("health.js", 80),),
     routes="tensortap.rooms.health.routes:ROUTES",
+    offers={
+        "track.analyses": "tensortap.rooms.health.listening:analyses_of",
+        "track.listeners": "tensortap.rooms.health.listening:step_rules_of",
+    },
     rules="tensortap.rooms.health.rules:RULES",
 )

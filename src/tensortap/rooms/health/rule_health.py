@@ -11,7 +11,8 @@ import numpy as np
 
 from tensortap.alerts import DEFAULT, Alert, AlertMonitor, Rule
 from tensortap.alerts.alert import HINT, WHY
-from tensortap.rooms.health.advice import REMEDIES, RULES, looks_for
+from tensortap.alerts.rules import RULES
+from tensortap.rooms.health.advice import REMEDIES, looks_for
 from tensortap.rooms.ranks import findings as ranks
 from tensortap.runs.rows import HEAD_COLUMNS, records_of
 from tensortap.runs.run_reader import RunReader

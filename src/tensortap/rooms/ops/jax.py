@@ -49,6 +49,11 @@ _CALLS = (
 _VALUES = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, str, bytes, type(None))
 
 
+def operations(model: Any, observer: OperationObserver) -> JaxOperationHooks | None:
+    """Return hooks that report every operation of a program, which has no model."""
+    return JaxOperationHooks(observer) if model is None else None
+
+
 class JaxOperationHooks:
     """Reports the operations of functions that are called through `intercept`."""
 

@@ -104,9 +104,8 @@ class Origin:
 class OperationRecords:
     """Turns operations into records, which go to `send`, and follows values that are not finite."""
 
-    def __init__(self, send: Callable[[Record], object], prefix: Callable[[], str]) -> None:
+    def __init__(self, send: Callable[[Record], object]) -> None:
         self._send = send
-        self._prefix = prefix
         self.origins: list[Origin] = []
         self._tainted: dict[int, Origin] = {}  # by memory
         # where a chain is looked for
@@ -129,18 +128,18 @@ class OperationRecords:
         origin = None
         if self._tainted or any(_is_bad(each.stats) for each in operation.outputs):
             origin = self._follow(operation, step, rank)
-        now, place, prefix = time.time_ns(), operation.place, self._prefix()
-        tags = _tags(operation, prefix)
+        now, place = time.time_ns(), operation.place
+        tags = _tags(operation)
         for each in operation.outputs:
             own = tags
             if each.parameter:
-                own = {**own, "parameter": prefix + each.parameter}
+                own = {**own, "parameter": each.parameter}
             if origin is not None and _is_bad(each.stats):
                 finding = origin.finding
-                own = {**own, "origin": prefix + finding.module, "why": finding.why,
-                       "made": prefix + finding.name}  # fmt: skip
+                own = {**own, "origin": finding.module, "why": finding.why,
+                       "made": finding.name}  # fmt: skip
             record = Record(
-                f"{prefix}{place}{each.path}", Kind.OP, step, operation.call, pipeline.next_seq(),
+                f"{place}{each.path}", Kind.OP, step, operation.call, pipeline.next_seq(),
                 rank, world_size, now, operation.type, each.dtype, each.shape, each.shard,
                 each.digest, None, each.stats, own,
             )  # fmt: skip
@@ -185,9 +184,7 @@ class OperationRecords:
         facts = tuple(map(_facts, inputs))
         try:
             reason = why(operation)
-            explanation = _explanation(
-                operation, self._prefix() + name, reason, facts, bad[0], self._recent
-            )
+            explanation = _explanation(operation, name, reason, facts, bad[0], self._recent)
         except Exception as error:  # words must not cost the finding
             pipeline.fault(operation.place, error, "was not explained")
         origin = Origin(NonFiniteOperation(
@@ -240,9 +237,9 @@ def _counts(stats: Summary) -> str:
     return " and ".join(f"{count:,} {word}" for count, word in found if count) or "finite values"
 
 
-def _tags(operation: Operation, prefix: str) -> dict[str, str]:
+def _tags(operation: Operation) -> dict[str, str]:
     tags = {
-        "module": prefix + operation.module, "op": operation.name, "phase": operation.phase,
+        "module": operation.module, "op": operation.name, "phase": operation.phase,
         "index": str(operation.position),
     }  # fmt: skip
     if operation.line.file:

@@ -14,7 +14,7 @@ from tensortap.core.record import Kind, Record
 from tensortap.rooms.ops.operation_records import NonFiniteOperation, OperationRecords
 from tensortap.rooms.ops.operations import Operation
 from tensortap.rooms.track.tracked_records import TrackedRecords
-from tensortap.values.registry import loaded_frameworks
+from tensortap.values.registry import parts
 
 log = logging.getLogger("tensortap")
 
@@ -27,18 +27,17 @@ class OperationRecorder:
         model: Any,
         send: Callable[[Record], object],
         step: Callable[[], int],
-        prefix: Callable[[], str] = str,
         always: bool = False,
     ) -> None:
         self._always = always  # also while capturing is off; then the caller reports the finding
         self._send = send
         self.remarks: dict[str, str] = {}
-        self.found = OperationRecords(send, prefix)
+        self.found = OperationRecords(send)
         self._step = step
         self._last_step = -1
         self._attached = False
         self._reported: set[str] = set()
-        found = (framework.operations(model, self) for framework in loaded_frameworks())
+        found = (part.operations(model, self) for part in parts("tensortap.rooms.ops"))
         self._hooks: list[Any] = [hooks for hooks in found if hooks is not None]
         if not self._hooks:
             raise TypeError(

@@ -88,6 +88,15 @@ def _kind_of(operator: Any) -> OperatorKind:
     )  # fmt: skip
 
 
+def operations(model: Any, observer: OperationObserver) -> OperationHooks | None:
+    """Return hooks that report every operation of a model, or of any program without one.
+
+    None if it is not a torch model.
+    """
+    is_program = model is None or isinstance(model, torch.nn.Module)
+    return OperationHooks(model, observer) if is_program else None
+
+
 class OperationHooks:
     """Report every operation of the program to an observer, between `attach` and `detach`."""
 

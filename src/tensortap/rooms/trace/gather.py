@@ -18,7 +18,7 @@ of a backward pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -27,12 +27,14 @@ from tensortap.core.record import Opaque, TensorData, Value
 from tensortap.core.values import map_leaves
 from tensortap.live.messages import with_payloads
 from tensortap.rooms.trace.results import TracedValues
-from tensortap.rooms.track.observing import RankChannel
 from tensortap.values.adapters import safe_repr
 from tensortap.values.protocol import type_name
 from tensortap.values.rebuild import rebuild
-from tensortap.values.registry import loaded_frameworks
+from tensortap.values.registry import parts
 from tensortap.values.snapshot import borrow
+
+if TYPE_CHECKING:
+    from tensortap.rooms.trace.torch.channel import GlooChannel
 
 Report = Callable[[str, Exception], None]
 _Parts = Mapping[str, TracedValues[Any]]
@@ -57,7 +59,7 @@ class Gatherer:
     def __init__(self, group: Any, report: Report) -> None:
         self._group = group
         self._report = report
-        self._channel: RankChannel | None = None
+        self._channel: GlooChannel | None = None
         self._others: list[int] = []  # on the first rank: who has not sent the last message
         self._closed = False
 
@@ -66,7 +68,7 @@ class Gatherer:
         if self._channel is not None or self._closed:
             return
         try:
-            channels = (each.open_channel(self._group) for each in loaded_frameworks())
+            channels = (part.open_channel(self._group) for part in parts("tensortap.rooms.trace"))
             self._channel = next((each for each in channels if each is not None), None)
         except Exception as error:
             self._closed = True  # every rank keeps its own values
@@ -94,7 +96,7 @@ class Gatherer:
                 raise
             return None
 
-    def _receive_all(self, channel: RankChannel, parts: _Parts, last: bool) -> _Gathered:
+    def _receive_all(self, channel: GlooChannel, parts: _Parts, last: bool) -> _Gathered:
         gathered = {
             path: TracedValues([channel.on_host(value) for value in part.values],
                        list(part.iterations), list(part.ranks), list(part.orders))
@@ -132,7 +134,7 @@ def _disconnected(rank: int, error: Exception) -> TensortapError:
     )
 
 
-def _send(channel: RankChannel, parts: _Parts, last: bool) -> None:
+def _send(channel: GlooChannel, parts: _Parts, last: bool) -> None:
     buffers: list[memoryview] = []
 
     def detach_payload(leaf: Value) -> Value:
@@ -155,7 +157,7 @@ def _send(channel: RankChannel, parts: _Parts, last: bool) -> None:
         channel.send(buffer)
 
 
-def _receive(channel: RankChannel, rank: int, gathered: _Gathered) -> GatherMessage:
+def _receive(channel: GlooChannel, rank: int, gathered: _Gathered) -> GatherMessage:
     """Receive the next message of a rank and add its values to `gathered`."""
     size = int.from_bytes(channel.receive(rank, 8))
     message = _decoder.decode(channel.receive(rank, size))

@@ -9,8 +9,9 @@ import msgspec
 
 from tensortap.core.errors import TensortapError
 from tensortap.rooms.trace.copies import expanded
+from tensortap.rooms.trace.numpy_stack import stack
 from tensortap.rooms.trace.paths import nearest
-from tensortap.values.registry import loaded_frameworks
+from tensortap.values.registry import parts
 
 
 class Iteration(NamedTuple):
@@ -111,8 +112,9 @@ def stack_padded_tensors(
     """
     if not values:
         return
-    stacks = (each.stack(name, values, fill) for each in loaded_frameworks())
-    stacked = next((each for each in stacks if each is not None), None)
+    stacks = [part.stack for part in parts("tensortap.rooms.trace")]
+    found = (each(name, values, fill) for each in (*stacks, stack))
+    stacked = next((each for each in found if each is not None), None)
     if stacked is not None:
         values[:] = [stacked]
         iterations[:] = [list(iterations)]

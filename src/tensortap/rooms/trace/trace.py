@@ -8,6 +8,7 @@ import logging
 import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from tensortap.capture.pipeline import pipeline
@@ -19,8 +20,7 @@ from tensortap.rooms.trace.listener import IN_GRAPH, FunctionListener, Iteration
 from tensortap.rooms.trace.paths import ANY, MANY, join, parse
 from tensortap.rooms.trace.resolve import LocalProbe, Resolver, TracedFunction, items
 from tensortap.rooms.trace.results import TraceResults
-from tensortap.rooms.track.observing import ModelTracing
-from tensortap.values.registry import loaded_frameworks
+from tensortap.values.registry import parts
 
 log = logging.getLogger("tensortap")
 
@@ -203,10 +203,9 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _model_tracing() -> ModelTracing | None:
-    """Return what a framework that the user has imported offers for tracing models."""
-    offers = (framework.tracing() for framework in loaded_frameworks())
-    return next((offer for offer in offers if offer is not None), None)
+def _model_tracing() -> ModuleType | None:
+    """Return what is needed to trace models, of the framework that the user has imported."""
+    return next(parts("tensortap.rooms.trace"), None)
 
 
 def _resolver(target: Any) -> tuple[Any, Resolver]:

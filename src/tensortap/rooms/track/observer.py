@@ -15,14 +15,13 @@ import msgspec
 
 from tensortap import values as arrays
 from tensortap.alerts import Alert
+from tensortap.alerts.rules import Rule
 from tensortap.capture.pipeline import pipeline
 from tensortap.core import ranks
 from tensortap.core.patterns import compile_pattern
 from tensortap.core.record import Kind, Record, Summary
 from tensortap.core.record import Mapping as Pairs
-from tensortap.rooms.health.analyses import chosen_families
-from tensortap.rooms.health.analyses.listener import Analyses
-from tensortap.rooms.health.step_facts import StepFacts
+from tensortap.core.rooms import offer, offers
 from tensortap.rooms.track.batches import (
     ColumnMaker,
     ObservedBatch,
@@ -33,11 +32,12 @@ from tensortap.rooms.track.batches import (
 from tensortap.rooms.track.observing import (
     Explain,
     Observed,
+    TrackListener,
     never_skipped,
 )
 from tensortap.rooms.track.options import Patterns, TrackOptions
 from tensortap.rooms.track.pending_records import PendingRecord, prefixed_tags
-from tensortap.rooms.track.stash import stash_of, stashed
+from tensortap.rooms.track.stash import stashed
 from tensortap.rooms.track.tracked_alerts import TrackedAlerts
 from tensortap.rooms.track.tracked_models import register
 from tensortap.rooms.track.tracked_records import TrackedRecords
@@ -76,24 +76,22 @@ class Observer:
         self._current: int | None = None  # the current step, once it is known
         self._first_step = 0
         self._pending: collections.deque[PendingRecord] = collections.deque()
-        self._stash = stash_of(options.stash, options.formats)
+        self._stash = options.stash
         values = self._whole is not None or self._stash is not None
-        self._records = TrackedRecords(options.out_path, values)
+        self._records = TrackedRecords(options.to, values)
         self._maker = ColumnMaker(self._record_of)
         self._lock = threading.RLock()  # another thread may ask for records during training
         self._alerts = TrackedAlerts(options, self._records, self._hand_over)
-        self.checks_steps = self._alerts.checks_steps
         self._digests = options.digests
         self._needs_values = values or self.explains or self._digests
         self.batch: ObservedBatch | None = None
-        together = options.stats and not (self._needs_values or options.ops)
-        if together and summarize.kernel is not None:
+        if not self._needs_values and summarize.kernel is not None:
             self.batch = ObservedBatch(self._maker, self._records.send_columns)
-        self.analyses: Analyses | None = None
-        if families := chosen_families(options.analyses):
-            self.analyses = Analyses(
-                families, self._records, lambda: self.step_number, lambda: self.prefix, self.unseen
-            )
+        self.send_columns = self._records.send_columns  # of listeners
+        made = [make(self) for make in offers("track.listeners")]
+        if options.analyses:
+            made.insert(0, offer("track.analyses")(options.analyses, self))
+        self.listeners: Sequence[TrackListener] = [each for each in made if each is not None]
 
     def begin(self) -> None:
         register(self, self.options.name)
@@ -153,7 +151,7 @@ class Observer:
                 step = self.step_number if step is None else step
                 self.batch.add(observed, memory, step, start)
                 return None
-        if stats is None and self.options.stats:
+        if stats is None:
             stats, pending = arrays.summary_of(value)
         if explain is not None and stats is not None and stats.finite != stats.count:
             observed = observed._replace(tags={**observed.tags, **explain(stats)})
@@ -164,12 +162,8 @@ class Observer:
     def observe_all(self, found: Sequence[tuple[Observed, Any]], step: int | None = None) -> None:
         """Make records of tensors in their order; those in memory are summarized together."""
         step = self.step_number if step is None else step
-        if self.options.stats:
-            add_all = functools.partial(self._add_all, step)
-            summarize_together(found, add_all, functools.partial(self.observe, step=step))
-            return
-        for observed, value in found:
-            self.observe(observed, value, step)
+        add_all = functools.partial(self._add_all, step)
+        summarize_together(found, add_all, functools.partial(self.observe, step=step))
 
     def _add_all(self, step: int, found: Sequence[ObservedTensor], stats: SummaryColumns) -> None:
         if not self._needs_values:
@@ -296,16 +290,18 @@ class Observer:
             ), 0,
         )  # fmt: skip
 
-    def send(self, record: Record) -> None:
-        """Send a record that another source has made; no rule sees it."""
-        self._records.send(record, 0)
-
     def _put(self, record: Record, nbytes: int) -> None:
         self._records.send(record, nbytes)
         self._alerts.see(record)
 
-    def check_step(self, facts: StepFacts) -> None:
-        self._alerts.check_step(facts, self.prefix)
+    @property
+    def rules(self) -> Sequence[Rule]:
+        """The rules of the option `alerts`."""
+        return self._alerts.rules
+
+    def raise_alert(self, alert: Alert) -> None:
+        """Take an alert that a listener has raised."""
+        self._alerts.raise_alert(alert, self.prefix)
 
     def report_unseen(self) -> None:
         """Log what is not observed as usual, and record an alert for each name."""

@@ -6,17 +6,15 @@ observer says what to capture, takes it, and takes the errors.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tensortap.core.record import Kind, Shard, Summary
-from tensortap.rooms.health.analyzing import StepListener
-from tensortap.rooms.health.step_facts import StepFacts
 
 if TYPE_CHECKING:
+    from tensortap.rooms.track.options import TrackOptions
     from tensortap.stats.columns import Memory
     from tensortap.values.protocol import PendingSummary
 
@@ -109,6 +107,8 @@ class HookObserver(Protocol):
 class TrackObserver(HookObserver, Protocol):
     """The observer of `track`."""
 
+    options: TrackOptions
+
     remarks: dict[str, str]
     """Notes for the user on observed names, by name, such as extra costs."""
 
@@ -132,25 +132,8 @@ class TrackObserver(HookObserver, Protocol):
         `explain` is called if those of a device turn out not to be finite.
         """
 
-    @property
-    def analyses(self) -> StepListener | None:
-        """Return who analyzes the steps, if anybody."""
-
-    checks_steps: bool
-    """True if rules want to know what each step does."""
-
-    def check_step(self, facts: StepFacts) -> None:
-        """Take what the current step did."""
-
-
-class WatchObserver(HookObserver, Protocol):
-    """The observer of `watch`, which limits the rate per name."""
-
-    def due(self, name: str, kind: Kind) -> bool:
-        """Return whether a record of this name and kind is due now."""
-
-    def place(self, name: str, again: bool = False) -> tuple[int, int]:
-        """Return the step and the call of a name; `again`: those of the last call."""
+    listeners: Sequence[TrackListener]
+    """Whoever else looks at the steps of the model."""
 
 
 class Hooks(Protocol):
@@ -170,93 +153,15 @@ class TrackHooks(Hooks, Protocol):
         """Observe what exists at the end of a step: weights, gradients, optimizer state."""
 
 
-class Probe(NamedTuple):
-    """A name that can be watched, or the reason why it cannot.
+class TrackListener(Protocol):
+    """Looks at the steps of a tracked torch model; other rooms offer them to `track`.
 
-    `output` and `gradient` say whether hooks saw them. `in_place` says that a later operation
-    overwrites the output: a hook sees it before, code after the model does not.
+    ``track.listeners`` are functions of an `Observer` that return a listener or None, and
+    ``track.analyses`` is one of the option `analyses` and an `Observer`.
     """
 
-    name: str
-    type: str
-    shape: tuple[int, ...] = ()
-    dtype: str = ""
-    output: bool = False
-    gradient: bool = False
-    in_place: bool = False
-    note: str = ""
-
-
-class ModelTracing(Protocol):
-    """Knowledge that `trace` needs about the models of a framework; a module may be one."""
-
-    def is_model(self, target: object) -> bool:
-        """Return whether a target is a model."""
-
-    def model_inside(self, module: Any) -> Any:
-        """Return the model inside all wrappers."""
-
-    def children(self, owner: Any, others: Callable[[Any], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Return the modules in a module; `others` lists those in other objects."""
-
-    def is_common(self, cls: type, name: str) -> bool:
-        """Return whether a method is the framework's own, which nobody wants to trace."""
-
-    def closed(self, owner: Any) -> str | None:
-        """Return why the functions of an object cannot be traced; None if they can."""
-
-    def in_backward(self) -> bool:
-        """Return whether a backward pass is running in this thread."""
-
-    def hook_root(
-        self,
-        module: Any,
-        begin: Callable[[Any], None],
-        end: Callable[[], None] | None,
-    ) -> contextlib.ExitStack:
-        """Call `begin` before each call of the traced model and `end` after it, until closed."""
-
-    def compiled(self, target: Any) -> Collection[int]:
-        """Return the ids of the modules of a target that run inside compiled graphs."""
-
-
-class RankChannel(Protocol):
-    """A connection of every rank of a group to the first one."""
-
-    is_first: bool
-    others: list[int]
-    """All ranks but the first."""
-
-    def quiet(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which the user's modes do not see what is sent."""
-
-    def on_host(self, value: Any) -> Any:
-        """Return a tensor in the memory of the host; any other value as it is."""
-
-    def send(self, data: bytes | memoryview) -> None:
-        """Send bytes to the first rank."""
-
-    def receive(self, rank: int, size: int) -> memoryview:
-        """Receive this many bytes."""
-
-    def close(self) -> None:
-        """Disconnect."""
-
-
-class RankStore(Protocol):
-    """Bytes under keys that all ranks share; nothing here waits for another rank."""
-
-    rank: int
-    ranks: tuple[int, ...]
-
-    def put(self, key: str, data: bytes) -> None:
-        """Store bytes."""
-
-    def get(self, keys: Sequence[str]) -> list[bytes] | None:
-        """Return what is stored under these keys; None if one of them is missing."""
-
-    def delete(self, key: str) -> None:
-        """Delete a key, if it exists."""
+    def hooks(self, tracked: Any) -> TrackHooks:
+        """Return hooks on a `TrackedModule`: attached after those of `track`, detached before."""
 
 
 def map_tensors(

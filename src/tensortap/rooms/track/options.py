@@ -10,21 +10,18 @@ from typing import Any, NamedTuple, TypeAlias
 from tensortap.core.arguments import check_callable, check_count
 from tensortap.core.patterns import compile_pattern
 from tensortap.core.record import Kind
-from tensortap.rooms.health.analyses import Chosen, chosen_families
-from tensortap.stats.blocks import check_format
 
 NamePattern: TypeAlias = str | re.Pattern[str] | Mapping[str, str | re.Pattern[str]] | None
 Stash = Callable[[Any], Mapping[str, Any]]
 
-_KINDS = {
-    "activations": Kind.ACTIVATION,
-    "gradients": Kind.GRADIENT,
-    "weights": Kind.WEIGHT,
-    "weight_gradients": Kind.WEIGHT_GRADIENT,
-    "optimizer_state": Kind.OPTIMISER_STATE,
-    "optimiser_state": Kind.OPTIMISER_STATE,
-    "health": Kind.HEALTH,
-}
+KindChoice: TypeAlias = "Kind | str | Sequence[Kind | str] | None"
+
+_TRACKED = (
+    Kind.ACTIVATION, Kind.GRADIENT, Kind.WEIGHT, Kind.WEIGHT_GRADIENT, Kind.OPTIMISER_STATE,
+)  # fmt: skip
+_KINDS = {kind.value.lower(): kind for kind in (*_TRACKED, Kind.HEALTH)}
+_KINDS["optimizer_state"] = Kind.OPTIMISER_STATE
+INPUT = "input"
 
 
 class TrackOptions(NamedTuple):
@@ -32,25 +29,18 @@ class TrackOptions(NamedTuple):
 
     include: NamePattern = None
     exclude: NamePattern = None
-    activations: bool = True
-    gradients: bool = True
-    weights: bool = True
-    optimizer_state: bool = True
+    kind: KindChoice = None
     every: int = 1
-    stats: bool = True
     tensors: bool | str | re.Pattern[str] = False
     stash: Stash | None = None
-    only_training: bool = True
-    init_step: int | None = None
+    digests: bool = False
     alerts: Any = False
     on_alert: Any = None
+    analyses: Any = False
     name: str | None = None
-    out_path: str | Path | None = None
-    digests: bool = False
-    ops: bool = False
-    inputs: bool = False
-    formats: Sequence[str] = ()
-    analyses: Chosen = False
+    to: str | Path | None = None
+    only_training: bool = True
+    init_step: int | None = None
 
     def check(self) -> None:
         """Raise an error that names the first option with a wrong value."""
@@ -62,11 +52,11 @@ class TrackOptions(NamedTuple):
             check_count("init_step", self.init_step, 0)
         if self.stash is not None:
             check_callable("stash", self.stash)
-        for each in self.formats:
-            check_format(each)
-        chosen_families(self.analyses)
         if self.on_alert is not None and not self.has_rules:
             raise ValueError("on_alert needs alerts=True, or a list of rules")
+        for each in self._chosen:
+            if each not in ("all", INPUT):
+                _kind("kind", each)
 
     @property
     def has_rules(self) -> bool:
@@ -74,23 +64,32 @@ class TrackOptions(NamedTuple):
         return self.alerts is not False and self.alerts is not None
 
     @property
+    def _chosen(self) -> tuple[str, ...]:
+        if self.kind is None:
+            return _TRACKED
+        return (self.kind,) if isinstance(self.kind, str) else tuple(self.kind)
+
+    @property
+    def inputs(self) -> bool:
+        """Whether the tensors that modules are called with are recorded, too."""
+        return not {"all", INPUT}.isdisjoint(self._chosen)
+
+    @property
     def kinds(self) -> frozenset[Kind]:
-        """The kinds of records that are switched on."""
-        switches = {
-            Kind.ACTIVATION: self.activations,
-            Kind.GRADIENT: self.gradients,
-            Kind.WEIGHT: self.weights,
-            Kind.WEIGHT_GRADIENT: self.weights and self.gradients,
-            Kind.OPTIMISER_STATE: self.optimizer_state,
-            Kind.HEALTH: bool(self.analyses),
-        }
-        return frozenset(kind for kind, on in switches.items() if on)
+        """The kinds of records to capture; inputs of modules are activations, too."""
+        found = {Kind.HEALTH} if self.analyses else set()
+        for each in self._chosen:
+            if each == "all":
+                found.update(_TRACKED)
+            else:
+                found.add(Kind.ACTIVATION if each == INPUT else _kind("kind", each))
+        return frozenset(found)
 
 
 class Patterns:
     """Selects names of some kinds by `include` and `exclude`, and caches the answers.
 
-    >>> patterns = Patterns(include=r"attn", exclude={"gradients": r"\\.wq$"})
+    >>> patterns = Patterns(include=r"attn", exclude={"gradient": r"\\.wq$"})
     >>> patterns.wants(Kind.GRADIENT, "blocks.0.attn.wq"), patterns.wants(Kind.WEIGHT, "attn.wq")
     (False, True)
     """
@@ -128,9 +127,9 @@ def _by_kind(argument: str, pattern: NamePattern) -> dict[Kind, re.Pattern[str]]
     return {_kind(argument, kind): compile_pattern(one, argument) for kind, one in pattern.items()}
 
 
-def _kind(argument: str, name: str) -> Kind:
-    try:
-        return _KINDS.get(name) or Kind(name)
-    except ValueError:
+def _kind(argument: str, name: object) -> Kind:
+    found = _KINDS.get(str(name).lower().removesuffix("s"))
+    if found is None:
         known = ", ".join(sorted(_KINDS))
-        raise ValueError(f"{argument}: unknown kind {name!r}; the kinds are {known}") from None
+        raise ValueError(f"{argument}: unknown kind {name!r}; the kinds are {known}")
+    return found

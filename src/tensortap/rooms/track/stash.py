@@ -1,16 +1,12 @@
-"""Extra statistics of each tensor: from a function of the user, and losses in block formats."""
+"""Extra statistics of each tensor, from a function of the user."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from tensortap import values as arrays
 from tensortap.capture.pipeline import pipeline
-from tensortap.stats.blocks import quantize_array
-from tensortap.values.view import array_of
 
 
 def stashed(given: Any) -> tuple[list[tuple[Any, Any]], int]:
@@ -36,25 +32,3 @@ def stashed(given: Any) -> tuple[list[tuple[Any, Any]], int]:
             found.append((str(key), snapshot))
             total += nbytes
     return found, total
-
-
-def stash_of(
-    given: Callable[[Any], Mapping[str, Any]] | None, formats: Sequence[str]
-) -> Callable[[Any], Mapping[str, Any]] | None:
-    """Return a stash that adds the losses in block formats to what the user's stash gives.
-
-    >>> stash_of(lambda x: {"l1": 3.0}, ["mxfp4"])(np.ones((1, 32), np.float32))["mxfp4"]["sqnr"]
-    inf
-    """
-    if not formats:
-        return given
-
-    def stash(value: Any) -> dict[str, Any]:
-        array = array_of(value)
-        found = {} if given is None else dict(given(value))
-        if array is not None and array.dtype.kind not in "biuc":
-            array = np.atleast_1d(array)
-            found |= {each: quantize_array(array, each).totals() for each in formats}
-        return found
-
-    return stash

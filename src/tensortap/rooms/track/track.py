@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from tensortap.capture.pipeline import pipeline
 from tensortap.core.arguments import checked
-from tensortap.rooms.ops.operation_records import NonFiniteOperation
-from tensortap.rooms.ops.ops import OperationRecorder
+from tensortap.core.rooms import offers
 from tensortap.rooms.track.observer import Observer
-from tensortap.rooms.track.options import NamePattern, Stash, TrackOptions
-from tensortap.values.registry import framework_named, loaded_frameworks
+from tensortap.rooms.track.options import KindChoice, NamePattern, Stash, TrackOptions
+from tensortap.values.registry import parts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,12 +29,9 @@ _STATES = ("model_state", "optimizer_state", "grads")
 class Tracker:
     """A model that is being tracked; made by `track`, used in a ``with`` statement."""
 
-    def __init__(
-        self, hooks: Any, observer: Observer, ops: OperationRecorder | None = None
-    ) -> None:
+    def __init__(self, hooks: Any, observer: Observer) -> None:
         self._hooks = hooks  # None after the end, so that the tracker keeps no model alive
         self._observer = observer
-        self._ops = ops
         self._warned = False
 
     def __enter__(self) -> Tracker:
@@ -45,8 +40,6 @@ class Tracker:
         self._observer.begin()
         try:
             self._hooks.attach()
-            if self._ops is not None:
-                self._ops.attach()
         except BaseException:
             self._end()
             raise
@@ -64,8 +57,6 @@ class Tracker:
     def _end(self) -> None:
         hooks, self._hooks = self._hooks, None
         try:
-            if self._ops is not None:
-                self._ops.close()
             if hooks is not None:
                 hooks.detach()
         finally:
@@ -89,8 +80,6 @@ class Tracker:
         except Exception as error:
             pipeline.fault("tracker.step", error)
         observer.advance()
-        if self._ops is not None:
-            self._ops.attach(observer.on)
 
     def _warn_inactive(self) -> None:
         if not self._warned:
@@ -130,11 +119,6 @@ class Tracker:
         if intercept is None:
             raise TypeError("intercept is for JAX; hooks observe everything in a torch model")
         return intercept(function, *args, **kwargs)
-
-    @property
-    def first_nonfinite(self) -> NonFiniteOperation | None:
-        """With ``ops=True``, the operation that made the first NaN or infinity, and why."""
-        return None if self._ops is None else self._ops.found.first_nonfinite
 
     @property
     def unseen(self) -> dict[str, str]:
@@ -194,101 +178,61 @@ class Tracker:
 
 @checked
 def track(
-    module: Any = None,
+    model: Any = None,
     optimizer: Any = None,
     *,
-    model_state: Any = None,
-    optimizer_state: Any = True,
     include: NamePattern = None,
     exclude: NamePattern = None,
-    activations: bool = True,
-    gradients: bool = True,
-    weights: bool = True,
+    kind: KindChoice = None,
     every: int = 1,
-    stats: bool = True,
     tensors: bool | str | re.Pattern[str] = False,
     stash: Stash | None = None,
-    only_training: bool = True,
-    init_step: int | None = None,
+    digests: bool = False,
     alerts: Any = False,
     on_alert: Any = None,
-    name: str | None = None,
-    out_path: str | Path | None = None,
-    digests: bool = False,
-    ops: bool = False,
-    inputs: bool = False,
-    formats: Sequence[str] = (),
     analyses: bool | Sequence[str] | Mapping[str, Mapping[str, Any]] = False,
+    name: str | None = None,
+    to: str | Path | None = None,
+    only_training: bool = True,
+    init_step: int | None = None,
 ) -> Tracker:
-    """Track a model: ``with tap.track(model, optimizer=opt) as tracker: … tracker.step()``.
+    """Track a model: ``with tap.track(model, optimizer) as tracker: … tracker.step()``.
 
     Records the statistics of every module's output and its gradient, of weights, their gradients
     and the optimizer's state, in the run, the live session and `tracker.records`.
 
     `include` and `exclude` are regular expressions over names, or a dict of them by kind
-    (``{"gradients": r"attn"}``). `activations`, `gradients`, `weights` and `optimizer_state`
-    switch kinds off. `every` selects each n-th step. `tensors` is a pattern, or True, for tensors
-    to keep whole; `stats=False` computes no statistics. `stash` is a function of a tensor that
-    returns a dict of extra statistics. `only_training=False` also records ``model.eval()``.
-    `init_step` is the first step, by default 0 or where the open run is. `alerts` is True or a
-    list of rules, `on_alert` a function, "stop" or "keep". `name` is put before all names, to tell
-    models that are tracked at the same time apart; patterns do not see it.
-    `out_path` writes a run below that folder while the tracker is entered, for programs without
-    `tap.init`; `tracker.path` is the run. `digests=True` adds a digest of 25 bytes to every record,
-    by which `tap.compare` finds out whether two tensors have the same bits, in whatever shards.
-    `ops=True` also records every operation of the steps that `every` selects, as `tap.ops` does.
-    `inputs=True` also records the tensors that each module is called with, as ``name.input[0]``;
-    `tap.bisect` tells a module from the code before it by them. Compiled graphs do not have them.
-    `formats` are block formats, such as ``["mxfp8_e4m3", "nvfp4"]``: the loss of each float tensor
-    in them is recorded with its statistics, as `tap.viz.quantize_error` computes it.
-    `analyses` is True or a list of families, such as ``["norms"]``: numbers about each step, which
-    are records of kind ``Health`` and columns of the LogFrame. A dict has options of families:
-    ``{"experts": {"routers": r"gate$", "top_k": 2}}``. They need a torch model.
+    (``{"gradient": r"attn"}``). `kind` is one or several of ``"activation"``, ``"gradient"``,
+    ``"weight"``, ``"weight_gradient"`` and ``"optimizer_state"``, by default all of these;
+    ``"input"`` adds the tensors that each module is called with to its outputs, as
+    ``name.input[0]``, except in compiled graphs; ``"all"`` is everything. `every` selects each n-th
+    step. `tensors` is a pattern, or True, for tensors to keep whole. `stash` is a function of a
+    tensor that returns a dict of extra statistics. `digests=True` adds a digest of 25 bytes to
+    every record, by which `tap.compare` finds out whether two tensors have the same bits, in
+    whatever shards. `alerts` is True or a list of rules, `on_alert` a function, "stop" or "keep".
+    `analyses` is True or a list of families, such as ``["norms"]``: numbers about each step of a
+    torch model, which are records of kind ``Health`` and columns of the LogFrame. A dict has
+    options of families: ``{"experts": {"routers": r"gate$", "top_k": 2}}``. `name` is put before
+    all names, to tell models that are tracked at the same time apart; patterns do not see it. `to`
+    is a folder for a run of this tracker, `tracker.path`, in programs without `tap.init`.
+    `only_training=False` also records ``model.eval()``. `init_step` is the first step, by default
+    0 or where the open run is.
 
-    For JAX: ``tap.track(model_state=params, optimizer_state=opt_state)``, then
-    ``tracker.intercept(update, …)`` and ``tracker.step(params, opt_state, grads)``.
+    For JAX: ``tap.track(params, opt_state)``, then ``tracker.intercept(update, …)`` and
+    ``tracker.step(params, opt_state, grads)``.
     """
-    has_state = optimizer_state is not False and optimizer_state is not None
     observer = Observer(TrackOptions(
-        include, exclude, activations, gradients, weights, has_state, every, stats, tensors, stash,
-        only_training, init_step, alerts, on_alert, name, out_path, digests, ops,
-        inputs, formats, analyses,
+        include, exclude, kind, every, tensors, stash, digests, alerts, on_alert, analyses, name,
+        to, only_training, init_step,
     ))  # fmt: skip
-    state = None if isinstance(optimizer_state, bool) else optimizer_state
-    if model_state is not None or state is not None:
-        if module is not None:
-            raise TypeError(
-                "pass either a torch module, or the model_state and optimizer_state of JAX"
-            )
-        if ops:
-            raise TypeError(
-                "ops=True is for torch; use tap.ops() with ops.intercept(function, ...)"
-            )
-        if stash is not None or tensors or digests or formats:
-            observer.unseen["inside compiled functions"] = (
-                "stash, tensors, digests and formats see states only; "
-                "use tap.catch inside the function"
-            )
-        hooks = framework_named("jax").track_states(model_state, state, observer)
-        assert hooks is not None
-        return Tracker(hooks, observer)
-    for framework in loaded_frameworks():
-        hooks = framework.track(module, optimizer, observer)
+    for part in parts("tensortap.rooms.track"):
+        hooks = part.hooks_of(model, optimizer, observer)
         if hooks is not None:
-            if "TENSORTAP_BISECT" in os.environ:
-                from tensortap.rooms.bisect.bisect import bisected
-
-                hooks = bisected(hooks, module, observer)
-            recorder = _operations(module, observer) if ops else None
-            return Tracker(hooks, observer, recorder)
+            for wrapped in offers("track.hooks"):
+                hooks = wrapped(hooks, model, observer)
+            return Tracker(hooks, observer)
     raise TypeError(
-        f"module must be a torch.nn.Module, or pass the model_state of JAX; got {module!r:.100}"
-    )
-
-
-def _operations(module: Any, observer: Observer) -> OperationRecorder:
-    return OperationRecorder(
-        module, observer.send, lambda: observer.step_number, lambda: observer.prefix
+        f"model must be a torch.nn.Module, or the parameters of a JAX program; got {model!r:.100}"
     )
 
 

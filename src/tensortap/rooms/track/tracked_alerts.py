@@ -5,18 +5,16 @@ from __future__ import annotations
 import collections
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from tensortap.alerts import Alert, AlertMonitor, record_of
 from tensortap.alerts.alert import HINT
+from tensortap.alerts.rules import Rule, record_of_rules
 from tensortap.capture.pipeline import pipeline
 from tensortap.core import ranks
 from tensortap.core.record import Kind, Record
-from tensortap.rooms.health.advice import record_of_rules
-from tensortap.rooms.health.step_facts import StepFacts
-from tensortap.rooms.health.steps import StepMonitor
 from tensortap.rooms.track.options import TrackOptions
 from tensortap.rooms.track.tracked_records import TrackedRecords
 
@@ -41,20 +39,20 @@ class TrackedAlerts:
         self._monitor: AlertMonitor | None = None
         if options.has_rules:
             self._monitor = AlertMonitor(options.alerts, on_alert=options.on_alert)
-        self._steps = StepMonitor(self._monitor.rules if self._monitor is not None else ())
 
     @property
-    def checks_steps(self) -> bool:
-        return bool(self._steps)
+    def rules(self) -> Sequence[Rule]:
+        """The rules that look at records and steps."""
+        return self._monitor.rules if self._monitor is not None else ()
 
     def begin(self, step: int) -> None:
         """Record which rules there are."""
         if self._monitor is not None:
             rank, world_size = ranks.rank_and_world_size()
-            seq, now, rules = pipeline.next_seq(), time.time_ns(), self._monitor.rules
+            seq, now = pipeline.next_seq(), time.time_ns()
             self._records.offer(
                 record_of_rules(
-                    rules, step=step, seq=seq, rank=rank, world_size=world_size, time_ns=now
+                    self.rules, step=step, seq=seq, rank=rank, world_size=world_size, time_ns=now
                 )
             )
 
@@ -68,17 +66,14 @@ class TrackedAlerts:
             for alert in self._monitor.see(record):
                 self._record(alert, record.world_size)
 
-    def check_step(self, facts: StepFacts, prefix: str) -> None:
-        """Show what the current step did to the rules of steps."""
-        assert self._monitor is not None
-        rank, world_size = ranks.rank_and_world_size()
-        for alert in self._steps.check(facts, rank):
-            alert = msgspec.structs.replace(alert, name=prefix + alert.name)
-            if alert.severity == HINT:  # no reason to stop, or to keep tensors
-                log.info("tensortap: %s", alert)
-            else:
-                self._monitor.add(alert)
-            self._record(alert, world_size)
+    def raise_alert(self, alert: Alert, prefix: str) -> None:
+        """Take an alert that a listener has raised."""
+        alert = msgspec.structs.replace(alert, name=prefix + alert.name)
+        if alert.severity == HINT:  # no reason to stop, or to keep tensors
+            log.info("tensortap: %s", alert)
+        elif self._monitor is not None:
+            self._monitor.add(alert)
+        self._record(alert, ranks.rank_and_world_size()[1])
 
     def end_step(self, skipped: Callable[[], bool]) -> None:
         """Stop here, where training may be stopped, if an alert asked for it."""

@@ -28,14 +28,14 @@ _HEADS = 64  # sets of names that were sent as columns
 class TrackedRecords:
     """Sends records, keeps those that nobody takes, and reads all of them back.
 
-    With `out_path` they get a run of their own. `values` is whether records may have values,
+    With `to` they get a run of their own. `values` is whether records may have values,
     which a live session gives only one by one.
     """
 
-    def __init__(self, out_path: str | Path | None, values: bool) -> None:
+    def __init__(self, to: str | Path | None, values: bool) -> None:
         self.memory = MemorySink()
         self.run: run.OpenRun | None = None
-        self._out_path = out_path
+        self._to = to
         self._values = values
         self._session: Address | None = None  # the live session that has taken records
         self._names: set[tuple[Kind, str]] = set()  # a run may have records of other sources
@@ -47,13 +47,13 @@ class TrackedRecords:
 
     def begin(self) -> None:
         """Use the run that is open, or open one."""
-        if self._out_path is not None:
+        if self._to is not None:
             if (opened := run.opened()) is not None:
                 raise TensortapError(
-                    f"out_path={str(self._out_path)!r}: the run {opened.path} is open and "
-                    "gets all records; leave out_path out, or call tap.finish() first"
+                    f"to={str(self._to)!r}: the run {opened.path} is open and "
+                    "gets all records; leave `to` out, or call tap.finish() first"
                 )
-            run.init(self._out_path)
+            run.init(self._to)
         self.run = run.opened()
         self._first_seq, self._began = pipeline.next_seq(), time.time_ns()
 
@@ -62,7 +62,7 @@ class TrackedRecords:
         self._last_seq = pipeline.next_seq()
         if self.run is not None:
             self.run.next_step = next_step
-        if self._out_path is not None and run.opened() is self.run:
+        if self._to is not None and run.opened() is self.run:
             run.finish()
 
     def send(self, record: Record, nbytes: int) -> None:

@@ -23,7 +23,7 @@ from tensortap.core.arguments import check_choice
 from tensortap.core.errors import TensortapError
 from tensortap.rooms.watch.messages import Orders
 from tensortap.rooms.watch.worker_process import forked, spawned
-from tensortap.values.registry import loaded_frameworks
+from tensortap.values.registry import parts
 
 START_METHODS = ("spawn", "fork")
 _ROOT = str(Path(__file__).parents[2])
@@ -77,7 +77,8 @@ def launch(task: Task, functions: bytes, key: bytes, line: socket.socket) -> Pro
 def check_start_method(start_method: str) -> None:
     """Raise if a worker cannot be started by this method."""
     check_choice("start_method", start_method, START_METHODS)
-    if start_method == "fork" and not all(each.survives_fork() for each in loaded_frameworks()):
+    found = parts("tensortap.rooms.watch")
+    if start_method == "fork" and not all(part.survives_fork() for part in found):
         raise TensortapError(
             "start_method='fork' does not work after CUDA was initialized: use 'spawn', or call "
             "tap.watch before anything touches the GPU"

@@ -20,12 +20,17 @@ from tensortap.core.arguments import (
 from tensortap.core.errors import NotFound
 from tensortap.core.record import Record
 from tensortap.core.settings import buffer_size
-from tensortap.rooms.track.observing import Probe
 from tensortap.rooms.track.options import NamePattern
 from tensortap.rooms.watch.launch import Task, check_start_method, pickled
-from tensortap.rooms.watch.watch_observer import RateLimitedObserver, Transform, WatchSelection
+from tensortap.rooms.watch.watch_observer import (
+    ROOM,
+    Probe,
+    RateLimitedObserver,
+    Transform,
+    WatchSelection,
+)
 from tensortap.rooms.watch.watcher import Watcher
-from tensortap.values.registry import loaded_frameworks
+from tensortap.values.registry import parts
 
 log = logging.getLogger("tensortap")
 
@@ -239,8 +244,8 @@ def list_probes(model: Any, *inputs: Any, **named: Any) -> Probes:
     enabled = pipeline.enabled
     pipeline.switch(False)  # nobody tracks or watches this pass
     try:
-        for framework in loaded_frameworks():
-            probes = framework.find_probes(model, inputs, named)
+        for part in parts(ROOM):
+            probes = part.find_probes(model, inputs, named)
             if probes is not None:
                 return Probes(probes)
     finally:

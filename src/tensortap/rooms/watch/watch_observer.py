@@ -22,13 +22,31 @@ from tensortap.core.errors import CaptureError
 from tensortap.core.record import Kind, Record, Summary
 from tensortap.rooms.track.observing import Explain, Observed
 from tensortap.rooms.track.options import NamePattern, Patterns
-from tensortap.values.registry import loaded_frameworks
+from tensortap.values.registry import parts
 
 Transform = Callable[[Any], Any]
+ROOM = "tensortap.rooms.watch"
 _now = time.perf_counter_ns
 _OUTPUTS = (Kind.ACTIVATION, Kind.WEIGHT)
 _GRADIENTS = (Kind.GRADIENT, Kind.WEIGHT_GRADIENT)
 _KINDS = {"outputs": _OUTPUTS, "gradients": _GRADIENTS, "both": (*_OUTPUTS, *_GRADIENTS)}
+
+
+class Probe(NamedTuple):
+    """A name that can be watched, or the reason why it cannot.
+
+    `output` and `gradient` say whether hooks saw them. `in_place` says that a later operation
+    overwrites the output: a hook sees it before, code after the model does not.
+    """
+
+    name: str
+    type: str
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    output: bool = False
+    gradient: bool = False
+    in_place: bool = False
+    note: str = ""
 
 
 class WatchSelection(NamedTuple):
@@ -204,18 +222,18 @@ class RateLimitedObserver:
     def _transformed(self, name: str, value: Any) -> Any:
         """Return the result of the user's transform, which runs on the device without a graph."""
         assert self._transform is not None
-        frameworks = list(loaded_frameworks())
-        before = [framework.version_of(value) for framework in frameworks]
+        found = list(parts(ROOM))
+        before = [part.version_of(value) for part in found]
         try:
             with contextlib.ExitStack() as stack:
-                for framework in frameworks:
-                    stack.enter_context(framework.without_graph())
+                for part in found:
+                    stack.enter_context(part.without_graph())
                 result = self._transform(value)
         except Exception as error:
             reason = f"transform raised for {name!r}: {type(error).__name__}: {error}"
             pipeline.fault(f"transform of {self._name}", CaptureError(reason))
             return None
-        if [framework.version_of(value) for framework in frameworks] != before:
+        if [part.version_of(value) for part in found] != before:
             pipeline.fault(f"in-place transform of {self._name}", CaptureError(
                 f"transform changed {name!r} in place, which changes the training; "
                 "return a new tensor instead"

@@ -17,8 +17,8 @@ from tensortap.rooms.track.observing import Observed
 from tensortap.rooms.track.options import NamePattern
 from tensortap.rooms.watch.launch import Task
 from tensortap.rooms.watch.sink import Worker
-from tensortap.rooms.watch.watch_observer import RateLimitedObserver, Transform
-from tensortap.values.registry import loaded_frameworks
+from tensortap.rooms.watch.watch_observer import ROOM, RateLimitedObserver, Transform
+from tensortap.values.registry import parts
 
 log = logging.getLogger("tensortap")
 
@@ -101,7 +101,7 @@ class Watcher:
             if title in self._attached:
                 what = f"{title!r}" if title else "a target without a name"
                 raise ValueError(f"{what} is already being watched; pass {{'other_name': target}}")
-            offers = (each.watch(target, observer, title) for each in loaded_frameworks())
+            offers = (part.hooks_on(target, observer, title) for part in parts(ROOM))
             hooks = next((offer for offer in offers if offer is not None), None)
             if hooks is None:
                 raise TypeError(

@@ -31,7 +31,7 @@ from tensortap.core.record import Record
 from tensortap.live.address import Address
 from tensortap.live.server import Server
 from tensortap.rooms.watch import messages as wire
-from tensortap.values.registry import loaded_frameworks
+from tensortap.values.registry import parts
 
 _PARENT_INTERVAL = 0.25  # seconds between checks of the parent
 _IDLE = 1.0  # seconds without a record until files are flushed
@@ -345,8 +345,8 @@ def forked(
     """Run a worker in a fork of the training process."""
     report_crashes(line)  # first: what follows may crash in a fork
     signal.set_wakeup_fd(-1)  # it is the parent's
-    for framework in loaded_frameworks():
-        framework.after_fork()
+    for part in parts("tensortap.rooms.watch"):
+        part.after_fork()
     _run(orders, line, lambda: (recorder, on_close))
 
 

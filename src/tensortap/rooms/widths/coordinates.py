@@ -14,12 +14,13 @@ import numpy as np
 from tensortap.core.arguments import check_count, checked
 from tensortap.rooms.widths.figure import widths_figure
 from tensortap.rooms.widths.training import WidthTask, WidthTraining
-from tensortap.values.registry import loaded_frameworks
+from tensortap.values.registry import parts
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
+_ROOM = "tensortap.rooms.widths"
 OUTPUT, CHANGE = "output", "change"
 
 
@@ -141,14 +142,14 @@ def coord_check(
     if len(wanted) < 2 or wanted[0] < 1:
         raise ValueError(f"widths must be at least two positive numbers, got {list(widths)}")
     sizes: list[WidthSize] = []
-    frameworks = list(loaded_frameworks())
+    found = list(parts(_ROOM))
     with contextlib.ExitStack() as stack:
-        for framework in frameworks:
-            stack.enter_context(framework.keeping_random_state())
+        for part in found:
+            stack.enter_context(part.keeping_random_state())
         inputs, targets = _first_batch(data)
         for seed in range(seeds):
-            for framework in frameworks:
-                framework.seed(seed)
+            for part in found:
+                part.seed(seed)
             for width in wanted:
                 task = WidthTask(inputs, targets, loss, optimizer, seed)
                 sizes += _train(_training(make_model(width), task), width, seed, steps)
@@ -164,8 +165,8 @@ def _first_batch(data: Any) -> tuple[Any, Any]:
 
 def _training(made: Any, task: WidthTask) -> WidthTraining:
     model, optimizer = made if isinstance(made, tuple) else (made, None)
-    for framework in loaded_frameworks():
-        training = framework.width_training(model, optimizer, task)
+    for part in parts(_ROOM):
+        training: WidthTraining | None = part.width_training(model, optimizer, task)
         if training is not None:
             return training
     raise TypeError(f"make_model must return a torch or flax module, got {model!r:.100}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
@@ -14,7 +15,16 @@ from tensortap.rooms.track.jax.modules import module_outputs
 from tensortap.rooms.widths.training import LEARNING_RATE, WidthTask
 
 
-def flax_training(model: Any, optimizer: Any, task: WidthTask) -> FlaxWidthTraining | None:
+def keeping_random_state() -> contextlib.AbstractContextManager[Any]:
+    """Return a context that changes nothing: JAX has no global random state."""
+    return contextlib.nullcontext()
+
+
+def seed(number: int) -> None:
+    """Do nothing: a training makes its key from the seed of its task."""
+
+
+def width_training(model: Any, optimizer: Any, task: WidthTask) -> FlaxWidthTraining | None:
     """Return the training of a module of linen or nnx; None for anything else."""
     linen, nnx = sys.modules.get("flax.linen"), sys.modules.get("flax.nnx")
     if linen is not None and isinstance(model, linen.Module):

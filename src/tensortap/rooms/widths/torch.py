@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 
 from tensortap.rooms.widths.training import LEARNING_RATE, WidthTask
+
+
+def keeping_random_state() -> contextlib.AbstractContextManager[Any]:
+    """Return a context after which the random state is as it was."""
+    kept: contextlib.AbstractContextManager[Any] = torch.random.fork_rng()
+    return kept
+
+
+def seed(number: int) -> None:
+    """Seed the random numbers of torch."""
+    torch.manual_seed(number)
+
+
+def width_training(model: Any, optimizer: Any, task: WidthTask) -> TorchWidthTraining | None:
+    """Return the training of a torch module; None for anything else."""
+    is_module = isinstance(model, torch.nn.Module)
+    return TorchWidthTraining(model, optimizer, task) if is_module else None
 
 
 class TorchWidthTraining:

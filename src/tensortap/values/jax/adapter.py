@@ -22,10 +22,6 @@ from tensortap.core.buffers import Pool
 from tensortap.core.dtypes import DTYPES, name_of
 from tensortap.core.errors import CaptureError
 from tensortap.core.record import Shard, Summary, TensorData
-from tensortap.rooms.blackbox.replaying import Training
-from tensortap.rooms.ops.operations import OperationObserver
-from tensortap.rooms.track.observing import Hooks, TrackHooks, TrackObserver
-from tensortap.rooms.widths.training import WidthTask, WidthTraining
 from tensortap.stats import summarize_array
 from tensortap.values.numpy.adapter import build as build_numpy
 from tensortap.values.numpy.adapter import describe
@@ -72,34 +68,6 @@ class JaxFramework(Framework):
             except (RuntimeError, TypeError, ValueError):
                 return array
         return built if built.dtype == array.dtype else array
-
-    def track_states(
-        self, model_state: Any, optimizer_state: Any, observer: TrackObserver
-    ) -> TrackHooks | None:
-        from tensortap.rooms.track.jax.track import JaxTracking
-
-        return JaxTracking(model_state, optimizer_state, observer)
-
-    def training(self, model: Any, optimizer: Any, others: tuple[Any, ...]) -> Training | None:
-        if model is not None:
-            return None
-        if optimizer is not None or others:
-            raise TypeError("the state of a JAX program is in the arguments of its step: pass none")
-        from tensortap.rooms.blackbox.jax import JaxTraining
-
-        return JaxTraining()
-
-    def operations(self, model: Any, observer: OperationObserver) -> Hooks | None:
-        if model is not None:
-            return None
-        from tensortap.rooms.ops.jax import JaxOperationHooks
-
-        return JaxOperationHooks(observer)
-
-    def width_training(self, model: Any, optimizer: Any, task: WidthTask) -> WidthTraining | None:
-        from tensortap.rooms.widths.jax import flax_training
-
-        return flax_training(model, optimizer, task)
 
     def traced_classes(self) -> Iterable[type]:
         classes: list[type] = [Tracer]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,6 @@ import numpy as np
 from jax import lax
 
 from tensortap.core.record import Summary
-from tensortap.rooms.track.observing import Observed
 from tensortap.stats.packed import HEAD, MOST, NARROW, WIDE, layout, unpack
 from tensortap.values.jax.adapter import Deferred
 from tensortap.values.protocol import PendingSummary
@@ -27,14 +26,6 @@ log = logging.getLogger("tensortap")
 
 _TARGET = "tensortap_pack"
 _IN_C = ("float32", "bfloat16", "float16")
-
-
-class Observation(NamedTuple):
-    """An observed tensor, its statistics, and the tensor itself if it is the leaf of a tree."""
-
-    observed: Observed
-    pending: PendingSummary
-    array: Any = None
 
 
 def summary_at(words: Deferred, start: int, dtype: str, shape: tuple[int, ...]) -> PendingSummary:

@@ -13,7 +13,6 @@ from tensortap.core.buffers import Pool, view_of
 from tensortap.core.dtypes import itemsize, name_of, numpy_dtype
 from tensortap.core.errors import CaptureError, WireError
 from tensortap.core.record import Summary, TensorData
-from tensortap.rooms.trace.numpy_stack import stack
 from tensortap.stats import summarize_array
 from tensortap.values.protocol import SMALL, Adapter, Framework, Path, Snapshot, rejecting
 
@@ -39,9 +38,6 @@ class NumpyFramework(Framework):
 
     def rebuild(self, tensor: TensorData) -> Any:
         return build(tensor)
-
-    def stack(self, name: str, values: list[Any], fill: float) -> Any:
-        return stack(name, values, fill)
 
 
 FRAMEWORK = NumpyFramework()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
@@ -15,31 +14,6 @@ from torch.overrides import has_torch_function
 
 from tensortap.core.errors import CaptureError
 from tensortap.core.record import Shard, TensorData
-from tensortap.rooms.bisect.grafting import GraftHooks, GraftSource
-from tensortap.rooms.bisect.torch.grafts import ModelGrafts
-from tensortap.rooms.blackbox.replaying import Training
-from tensortap.rooms.blackbox.torch import TorchTraining
-from tensortap.rooms.health.torch.trained_models import TrainedModels
-from tensortap.rooms.ops.operations import OperationObserver
-from tensortap.rooms.ops.torch import OperationHooks
-from tensortap.rooms.trace.torch import trace_models
-from tensortap.rooms.trace.torch.channel import open_channel, open_store
-from tensortap.rooms.trace.torch.stack import stack
-from tensortap.rooms.track.observing import (
-    Hooks,
-    ModelTracing,
-    Probe,
-    RankChannel,
-    RankStore,
-    TrackHooks,
-    TrackObserver,
-    WatchObserver,
-)
-from tensortap.rooms.track.torch.probes import find_probes
-from tensortap.rooms.track.torch.track import ModelHooks
-from tensortap.rooms.watch.torch import hooks_on
-from tensortap.rooms.widths.torch import TorchWidthTraining
-from tensortap.rooms.widths.training import WidthTask, WidthTraining
 from tensortap.values.protocol import Adapter, Framework, InPlace, PendingDigest, rejecting
 from tensortap.values.torch import private, tensors
 from tensortap.values.torch.device_digest import digest_later
@@ -70,11 +44,6 @@ class TorchFramework(Framework):
     def rebuild(self, tensor: TensorData) -> Any:
         return tensors.build(tensor)
 
-    def track(self, model: Any, optimizer: Any, observer: TrackObserver) -> TrackHooks | None:
-        if not isinstance(model, torch.nn.Module):
-            return None
-        return ModelHooks(model, optimizer, observer)
-
     def catch_gradient(self, value: Any, capture: Callable[[Any], object]) -> Any:
         if not isinstance(value, torch.Tensor):
             return None
@@ -86,9 +55,6 @@ class TorchFramework(Framework):
 
         value.register_hook(torch.utils.hooks.unserializable_hook(on_gradient))
         return value
-
-    def watch(self, target: Any, observer: WatchObserver, title: str) -> Hooks | None:
-        return hooks_on(target, observer, title)
 
     def save(self, value: Any, path: FilePath) -> None:
         torch.save(value, path)
@@ -104,65 +70,6 @@ class TorchFramework(Framework):
             warnings.simplefilter("ignore")  # about files that other versions have written
             options: dict[str, Any] = {"weights_only": not trust, "mmap": mapped and archived}
             return torch.load(file, map_location="cpu", **options)
-
-    def without_graph(self) -> contextlib.AbstractContextManager[Any]:
-        context: contextlib.AbstractContextManager[Any] = torch.no_grad()
-        return context
-
-    def version_of(self, value: Any) -> int:
-        return private.version_of(value) if isinstance(value, torch.Tensor) else 0
-
-    def survives_fork(self) -> bool:
-        return not torch.cuda.is_initialized()  # its state does not survive
-
-    def after_fork(self) -> None:
-        torch.set_num_threads(1)  # a fork does not have the threads of the parent's pool
-
-    def stack(self, name: str, values: list[Any], fill: float) -> Any:
-        return stack(name, values, fill)
-
-    def open_channel(self, group: Any) -> RankChannel | None:
-        return open_channel(group)
-
-    def operations(self, model: Any, observer: OperationObserver) -> Hooks | None:
-        is_program = model is None or isinstance(model, torch.nn.Module)
-        return OperationHooks(model, observer) if is_program else None
-
-    def open_store(self) -> Callable[[str], RankStore] | None:
-        return open_store()
-
-    def training(self, model: Any, optimizer: Any, others: tuple[Any, ...]) -> Training | None:
-        is_module = isinstance(model, torch.nn.Module)
-        return TorchTraining(model, optimizer, others) if is_module else None
-
-    def width_training(self, model: Any, optimizer: Any, task: WidthTask) -> WidthTraining | None:
-        is_module = isinstance(model, torch.nn.Module)
-        return TorchWidthTraining(model, optimizer, task) if is_module else None
-
-    def trained_models(
-        self,
-        begin: Callable[[Any, Sequence[Any]], Callable[[], None]],
-        fault: Callable[[Exception], None],
-    ) -> contextlib.AbstractContextManager[Any]:
-        return TrainedModels(begin, fault)
-
-    def keeping_random_state(self) -> contextlib.AbstractContextManager[Any]:
-        kept: contextlib.AbstractContextManager[Any] = torch.random.fork_rng()
-        return kept
-
-    def seed(self, number: int) -> None:
-        torch.manual_seed(number)
-
-    def graft(self, model: Any, source: GraftSource) -> GraftHooks | None:
-        return ModelGrafts(model, source) if isinstance(model, torch.nn.Module) else None
-
-    def tracing(self) -> ModelTracing | None:
-        return trace_models
-
-    def find_probes(
-        self, model: Any, inputs: tuple[Any, ...], named: Mapping[str, Any]
-    ) -> Sequence[Probe] | None:
-        return find_probes(model, inputs, named) if isinstance(model, torch.nn.Module) else None
 
 
 FRAMEWORK = TorchFramework()

@@ -1,4 +1,4 @@
-"""Torch tensors as hooks report them: of a DTensor, this rank's part and where it belongs."""
+"""Parts of tensors that are spread over ranks: of a DTensor, this rank's part and its place."""
 
 from __future__ import annotations
 
@@ -9,14 +9,8 @@ from typing import Any
 import msgspec
 import torch
 
-from tensortap.core.record import Kind, Shard, TensorData
-from tensortap.rooms.track.observing import Observed
-from tensortap.values.torch.meshes import first_rank, mesh_tag
-from tensortap.values.torch.tensors import build, dtype_name
-
-_DESCRIPTIONS = 1 << 16  # that are kept: calls within `generate` have no end
-_NO_TAGS: dict[str, str] = {}
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+from tensortap.core.record import Shard, TensorData
+from tensortap.values.torch.tensors import build
 
 
 def local_part(tensor: Any) -> Any:
@@ -102,89 +96,3 @@ def _offsets(
 def _chunk(rows: Sequence[int], parts: int, index: int) -> Sequence[int]:
     size = -(-len(rows) // parts)  # as torch.chunk: all but the last are equally long
     return rows[size * index : size * (index + 1)]
-
-
-class Descriptions:
-    """Descriptions of tensors, kept while a name has the same dtype, shape and tags.
-
-    With `detaching`, tensors are detached: whoever gets them may compute with them.
-    """
-
-    def __init__(self, detaching: bool = True) -> None:
-        self._known: dict[tuple[str, Kind, int], Observed] = {}
-        self._detaching = detaching
-
-    def of(
-        self,
-        name: str,
-        kind: Kind,
-        tensor: torch.Tensor,
-        call: int = 0,
-        type_name: str = "",
-        tags: dict[str, str] = _NO_TAGS,
-        shard: Shard | None = None,
-    ) -> Observed:
-        """Return the description of a plain tensor: that of the last time if it is the same."""
-        known = self._known.get((name, kind, call))
-        if (
-            known is not None
-            and known.shape == tensor.shape
-            and known.dtype == dtype_name(tensor.dtype)
-            and known.tags == tags
-            and known.shard == shard
-            and known.type == type_name
-        ):
-            return known
-        dtype, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
-        found = Observed(name, kind, call, type_name, dtype, shape, shard, tags)
-        if len(self._known) >= _DESCRIPTIONS:
-            self._known.clear()
-        self._known[name, kind, call] = found
-        return found
-
-    def observed(
-        self,
-        name: str,
-        kind: Kind,
-        tensor: torch.Tensor,
-        call: int = 0,
-        type_name: str = "",
-        tags: dict[str, str] = _NO_TAGS,
-        shard: Shard | None = None,
-    ) -> tuple[Observed, torch.Tensor]:
-        """Return what the function `observed` does, with the description of the last time."""
-        if type(tensor) not in _PLAIN:
-            return observed(name, kind, tensor, call, type_name, tags, shard)
-        known = self.of(name, kind, tensor, call, type_name, tags, shard)
-        return known, tensor.detach() if self._detaching else tensor
-
-
-def observed(
-    name: str,
-    kind: Kind,
-    tensor: torch.Tensor,
-    call: int = 0,
-    type_name: str = "",
-    tags: dict[str, str] | None = None,
-    shard: Shard | None = None,
-) -> tuple[Observed, torch.Tensor]:
-    """Return the description of a tensor, and the local, detached tensor itself.
-
-    `shard` is the part that it is, unless it is a DTensor, which knows that itself.
-
-    >>> description, local = observed("fc", Kind.WEIGHT, torch.ones(2, 3, requires_grad=True))
-    >>> description.dtype, description.shape, local.requires_grad
-    ('float32', (2, 3), False)
-    """
-    local: Any = tensor.detach()
-    tags = tags or {}
-    if type(local) is not torch.Tensor:
-        local = waited(local)
-    if type(local) is not torch.Tensor and hasattr(local, "to_local"):
-        mesh = local.device_mesh
-        local, shard = local_shard(local)
-        tags = {**tags, "placements": " ".join(shard.placements), "mesh": mesh_tag(mesh)}
-        if kind in (Kind.ACTIVATION, Kind.GRADIENT):
-            tags["batch"] = first_rank(mesh)
-    dtype, shape = dtype_name(local.dtype), tuple(local.shape)
-    return Observed(name, kind, call, type_name, dtype, shape, shard, tags), local

@@ -1,1 +1,5 @@
-"""Grafts in torch models."""
+"""Torch models whose tensors are replaced by recorded ones."""
+
+from tensortap.rooms.bisect.torch.grafts import graft
+
+__all__ = ["graft"]

@@ -45,6 +45,11 @@ class Straight(torch.autograd.Function):  # type: ignore[misc]
         return gradient, None
 
 
+def graft(model: Any, source: GraftSource) -> ModelGrafts | None:
+    """Return hooks that exchange tensors with recorded ones; None if it is no torch model."""
+    return ModelGrafts(model, source) if isinstance(model, torch.nn.Module) else None
+
+
 class ModelGrafts:
     """Hooks on the modules of a model that exchange tensors with a source."""
 

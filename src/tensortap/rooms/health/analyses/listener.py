@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tensortap.capture.pipeline import pipeline
@@ -18,7 +18,7 @@ from tensortap.rooms.health.analyzing import (
     StepListener,
     TrainedParameters,
 )
-from tensortap.rooms.track.tracked_records import TrackedRecords
+from tensortap.rooms.track.observer import Observer
 from tensortap.stats.columns import RecordColumns
 
 if TYPE_CHECKING:
@@ -34,16 +34,13 @@ class Analyses(StepListener):
     def __init__(
         self,
         families: Mapping[str, Mapping[str, Any]],
-        records: TrackedRecords,
-        step: Callable[[], int],
-        prefix: Callable[[], str],
-        unseen: dict[str, str],
+        observer: Observer,
     ) -> None:
         self._analyses = {
-            name: family(name)(functools.partial(self._give, name), unseen, **options)
+            name: family(name)(functools.partial(self._give, name), observer.unseen, **options)
             for name, options in families.items()
         }
-        self._records, self._step, self._prefix = records, step, prefix
+        self._observer = observer
         self._heads: dict[tuple[Kind, str, str, str], Record] = {}
         self._given: dict[str, tuple[list[Record], list[float]]] = {}  # by family, in this step
         self._last: dict[str, tuple[Record, ...]] = {}  # heads that were sent, by family
@@ -113,21 +110,23 @@ class Analyses(StepListener):
             if same == self._last.get(name):
                 same = self._last[name]
             self._last[name] = same
-            self._records.send_columns(self._columns(same, values))
+            self._observer.send_columns(self._columns(same, values))
 
     def _columns(self, heads: tuple[Record, ...], values: Sequence[float]) -> RecordColumns:
         seqs = [pipeline.next_seq() for _ in heads]
         times = [time.time_ns()] * len(heads)
         rank, world_size = ranks.rank_and_world_size()
         numbers = array.array("d", values).tobytes()
-        return RecordColumns(heads, self._step(), seqs, rank, world_size, times, None, numbers)
+        return RecordColumns(
+            heads, self._observer.step_number, seqs, rank, world_size, times, None, numbers
+        )
 
     def _head(self, kind: Kind, name: str, quantity: str, placements: str) -> Record:
         """Return a record without its number; its tags name the row of the LogFrame."""
         key = kind, name, quantity, placements
         known = self._heads.get(key)
         if known is None:
-            prefix = self._prefix()
+            prefix = self._observer.prefix
             tags = {"of": prefix + name, "kind": kind.value, "quantity": quantity}
             if kind is Kind.METRIC:  # of the whole model
                 name, tags["kind"] = "model", Kind.ACTIVATION.value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,15 +16,17 @@ from tensortap.rooms.health.analyzing import (
     TrainedParameter,
     TrainedParameters,
 )
+from tensortap.rooms.health.torch.host import MOST_COPIED, host_view, is_here
 from tensortap.rooms.health.torch.layers import LayerHooks
 from tensortap.rooms.track.observing import TrackObserver, tensors_in
+from tensortap.rooms.track.torch.descriptions import observed
+from tensortap.rooms.track.torch.meshes import is_sharded
 from tensortap.rooms.track.torch.names import Names
-from tensortap.rooms.track.torch.optimizers import FoundOptimizer, parameters_of
+from tensortap.rooms.track.torch.optimizers import parameters_of
+from tensortap.rooms.track.torch.track import TrackedModule
 from tensortap.values.torch import private
 from tensortap.values.torch.hidden import hide_from_compiler
-from tensortap.values.torch.host import MOST_COPIED, host_view, is_here
-from tensortap.values.torch.meshes import is_sharded
-from tensortap.values.torch.shards import local_part, observed
+from tensortap.values.torch.shards import local_part
 from tensortap.values.torch.tensors import has_values
 
 _UNREADABLE = "sparse gradients, and what is captured into a CUDA graph, are not analyzed"
@@ -55,17 +57,15 @@ class AnalysisHooks:
 
     def __init__(
         self,
-        root: torch.nn.Module,
-        optimizers: Sequence[FoundOptimizer],
-        named: Callable[[], Mapping[str, torch.nn.Parameter]],
+        tracked: TrackedModule,
         observer: TrackObserver,
+        listener: StepListener,
     ) -> None:
-        assert observer.analyses is not None
-        self._root = root
-        self._optimizers = [each.optimizer for each in optimizers if not each.wraps]
-        self._named = named
+        self._root = root = tracked.root
+        self._optimizers = [each.optimizer for each in tracked.optimizers if not each.wraps]
+        self._named = functools.partial(tracked.parameters, True)
         self._observer = observer
-        self._listener: StepListener = observer.analyses
+        self._listener = listener
         self._undo: list[Callable[[], object]] = []
         self._replicas = 1
         self._layers = LayerHooks(root, observer, self._listener)

@@ -23,10 +23,10 @@ from tensortap.rooms.health.analyses.attention_stats import (
     causal_mask,
     sample_queries,
 )
+from tensortap.rooms.health.torch.host import host_view, is_here, is_readable
 from tensortap.rooms.track.torch.hooks import ModuleHook, hook_module
 from tensortap.stats.conversion import as_float64
 from tensortap.values.torch import private, private_compiler
-from tensortap.values.torch.host import host_view, is_here, is_readable
 
 Reals = NDArray[np.float64]
 

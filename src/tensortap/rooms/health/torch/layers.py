@@ -19,12 +19,12 @@ from tensortap.rooms.health.torch.attention import (
     AttentionPasses,
     logits_of,
 )
+from tensortap.rooms.health.torch.host import host_view
 from tensortap.rooms.track.observing import TrackObserver, tensors_in
 from tensortap.rooms.track.torch.graph_outputs import insert
 from tensortap.rooms.track.torch.hooks import GraphTensors, ModuleHook, hook_module
 from tensortap.rooms.track.torch.outputs import OBSERVED, mode_tags
 from tensortap.values.torch import graphs, private
-from tensortap.values.torch.host import host_view
 from tensortap.values.torch.tensors import quiet
 
 _UNREADABLE = "outputs that the host cannot read, as in a captured CUDA graph, are not analyzed"

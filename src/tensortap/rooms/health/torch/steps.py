@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -29,8 +29,10 @@ from tensortap.rooms.health.torch.structure import (
     initial_weights,
     repeated_layers,
 )
+from tensortap.rooms.track.observing import TrackObserver
 from tensortap.rooms.track.torch.hooks import ModuleHook, hook_module
-from tensortap.rooms.track.torch.optimizers import FoundOptimizer, before_zero_grad, parameters_of
+from tensortap.rooms.track.torch.optimizers import before_zero_grad, parameters_of
+from tensortap.rooms.track.torch.track import TrackedModule
 from tensortap.values.torch.private import backward_pass, version_of, versions_of
 from tensortap.values.torch.tensors import quiet
 
@@ -137,24 +139,47 @@ class _WatchedGradient:
         return None if parameter is None else parameter.grad
 
 
+class StepHooks:
+    """Hooks that hand the facts of each step of a tracked model to `check`."""
+
+    def __init__(
+        self, tracked: TrackedModule, observer: TrackObserver, check: Callable[[StepFacts], None]
+    ) -> None:
+        self._observer, self._check = observer, check
+        self._steps = StepWatch(tracked, self._guarded)
+
+    def attach(self) -> None:
+        self._steps.attach()
+
+    def detach(self) -> None:
+        if self._steps.has_evaluated:  # after the last step
+            self._guarded(self._end_step, True)
+        self._steps.detach()
+
+    def end_step(self) -> None:
+        self._end_step(self._observer.capturing)
+
+    def _end_step(self, looked_up: bool) -> None:
+        self._check(self._steps.end_step(self._observer.step_number, looked_up))
+
+    def _guarded(self, look: Callable[..., object], *args: Any) -> None:
+        try:
+            look(*args)
+        except Exception as error:
+            self._observer.fault("training step", error)
+
+
 class StepWatch:
     """Watches what happens to the parameters of a model in a step."""
 
-    def __init__(
-        self,
-        root: nn.Module,
-        optimizers: Sequence[FoundOptimizer],
-        parameters: Callable[[bool], Mapping[str, nn.Parameter]],
-        uncalled: Callable[[], set[str]],
-        guarded: Callable[..., None],
-    ) -> None:
-        self._root = root
+    def __init__(self, tracked: TrackedModule, guarded: Callable[..., None]) -> None:
+        self._root = root = tracked.root
         self._passes = PassWatch(root, guarded)
         self._precision = PrecisionWatch(root, guarded)
-        inner = (each.optimizer for each in optimizers if not each.wraps)
+        inner = (each.optimizer for each in tracked.optimizers if not each.wraps)
         self._optimizers = [each for each in inner if isinstance(each, torch.optim.Optimizer)]
-        self._parameters = parameters
-        self._uncalled = uncalled
+        self._parameters = tracked.parameters
+        self._uncalled = tracked.uncalled
         self._guarded = guarded
         self._undo: list[Callable[[], object]] = []
         self._watched: dict[int, list[_WatchedGradient]] = {}  # by id of the optimizer

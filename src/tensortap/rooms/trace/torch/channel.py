@@ -11,10 +11,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
-import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -47,6 +46,7 @@ class GlooChannel:
         self._members = members
         self.is_first = rank == members[0]
         self.others = members[1:]
+        """All ranks but the first."""
 
     @classmethod
     def connect(cls, group: Any, members: list[int]) -> GlooChannel:
@@ -60,12 +60,15 @@ class GlooChannel:
         return cls(line, members, rank)
 
     def quiet(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which the user's modes do not see what is sent."""
         return quiet()
 
     def on_host(self, value: Any) -> Any:
+        """Return a tensor in the memory of the host; any other value as it is."""
         return value.cpu() if isinstance(value, torch.Tensor) and not value.is_cpu else value
 
     def send(self, data: bytes | memoryview) -> None:
+        """Send bytes to the first rank."""
         view = numpy.frombuffer(data, numpy.uint8)
         if not view.nbytes:
             return
@@ -74,6 +77,7 @@ class GlooChannel:
         self._line.send([torch.frombuffer(memory, dtype=torch.uint8)], 0, 0).wait()
 
     def receive(self, rank: int, size: int) -> memoryview:
+        """Receive this many bytes."""
         if not size:
             return memoryview(b"")
         tensor = torch.empty(size, dtype=torch.uint8)
@@ -81,38 +85,5 @@ class GlooChannel:
         return memoryview(tensor.numpy())
 
     def close(self) -> None:
+        """Disconnect."""
         self._line = None
-
-
-def open_store() -> Callable[[str], TorchStore] | None:
-    """Return what opens a store of all ranks; None if there is no process group."""
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return None
-    group = distributed.group.WORLD
-    if distributed.get_world_size() < 2 or not hasattr(group, "get_group_store"):
-        return None
-    return functools.partial(TorchStore, group)
-
-
-class TorchStore:
-    """Bytes in the store of the default group, over a connection of our own."""
-
-    def __init__(self, group: Any, name: str) -> None:
-        store = group.get_group_store()
-        # releases without `clone` share the connection, with short operations only
-        store = store.clone() if hasattr(store, "clone") else store
-        self._store = distributed.PrefixStore(f"tensortap/{name}", store)
-        self.rank = distributed.get_rank()
-        self.ranks = tuple(distributed.get_process_group_ranks(group))
-
-    def put(self, key: str, data: bytes) -> None:
-        self._store.set(key, data)
-
-    def get(self, keys: Sequence[str]) -> list[bytes] | None:
-        if not self._store.check(list(keys)):
-            return None
-        return [bytes(self._store.get(key)) for key in keys]
-
-    def delete(self, key: str) -> None:
-        with contextlib.suppress(RuntimeError):  # stores that cannot
-            self._store.delete_key(key)

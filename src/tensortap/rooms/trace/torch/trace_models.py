@@ -17,6 +17,7 @@ _WRAPPERS = ("_forward_module", "module")  # of trainers whose wrapper classes a
 
 
 def is_model(target: object) -> bool:
+    """Return whether a target is a model."""
     return isinstance(target, torch.nn.Module)
 
 
@@ -59,17 +60,20 @@ def children(owner: Any, others: Callable[[Any], Mapping[str, Any]]) -> Mapping[
 
 
 def closed(owner: Any) -> str | None:
+    """Return why the functions of an object cannot be traced; None if they can."""
     if isinstance(owner, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         return "it is TorchScript, which runs no Python: trace the model that it was made from"
     return None
 
 
 def compiled(target: Any) -> frozenset[int]:
+    """Return the ids of the modules of a target that run inside compiled graphs."""
     found = compiled_modules(target) if is_model(target) else []
     return frozenset(id(inner) for module in found for inner in module.modules())
 
 
 def in_backward() -> bool:
+    """Return whether a backward pass is running in this thread."""
     return private.backward_pass() != -1
 
 
@@ -78,6 +82,7 @@ def hook_root(
     begin: Callable[[torch.nn.Module], None],
     end: Callable[[], None] | None,
 ) -> contextlib.ExitStack:
+    """Call `begin` before each call of the traced model and `end` after it, until closed."""
     hooks = contextlib.ExitStack()
     hooks.callback(hook_module(module, ModuleHook(lambda *args: begin(module)), before=True))
     if end is not None:

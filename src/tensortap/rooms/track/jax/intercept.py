@@ -13,7 +13,7 @@ import functools
 import itertools
 import types
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax.experimental.xla_metadata import set_xla_metadata
@@ -30,7 +30,8 @@ from tensortap.rooms.track.jax.modules import OnError, Wants, marked_modules
 from tensortap.rooms.track.observing import Observed
 from tensortap.stats.packed import layout
 from tensortap.values.jax.adapter import Deferred
-from tensortap.values.jax.device_stats import Observation, summary_at
+from tensortap.values.jax.device_stats import summary_at
+from tensortap.values.protocol import PendingSummary
 
 NOT_JITTED = (
     "it is not jitted: the jits, scans, loops and branches in it are observed by callbacks, and "
@@ -44,6 +45,14 @@ _UNKNOWN_OPTIONS = "not observed: this version of JAX does not tell how it was j
 
 T = TypeVar("T")
 _keys = itertools.count()
+
+
+class Observation(NamedTuple):
+    """An observed tensor, its statistics, and the tensor itself if it is the leaf of a tree."""
+
+    observed: Observed
+    pending: PendingSummary
+    array: Any = None
 
 
 class Intercept:

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensortap.core.record import Kind
-from tensortap.rooms.track.jax.intercept import Intercept
+from tensortap.rooms.track.jax.intercept import Intercept, Observation
 from tensortap.rooms.track.jax.modules import Wants, haiku_name, key_name
 from tensortap.rooms.track.observing import Observed, TrackObserver
 from tensortap.stats.packed import layout
 from tensortap.values.jax.adapter import Deferred
-from tensortap.values.jax.device_stats import Observation, can_reduce, pack, summary_at
+from tensortap.values.jax.device_stats import can_reduce, pack, summary_at
 
 NO_MODULES = (
     "no activations or gradients: it called no module of Flax, Equinox, Penzai or Haiku; "
@@ -25,12 +25,25 @@ NO_MODULES = (
 Path = tuple[str, ...]
 
 
+def hooks_of(model: Any, optimizer: Any, observer: TrackObserver) -> JaxTracking | None:
+    """Return hooks for a program with these parameters and optimizer state; None if it has none."""
+    leaves = jax.tree_util.tree_leaves((model, optimizer))
+    if not any(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves):
+        return None
+    options = observer.options
+    if options.analyses:
+        raise ValueError("analyses need a torch model: steps of JAX programs are not analyzed")
+    if options.stash is not None or options.tensors or options.digests:
+        observer.unseen["inside compiled functions"] = (
+            "stash, tensors and digests see states only; use tap.catch inside the function"
+        )
+    return JaxTracking(model, optimizer, observer)
+
+
 class JaxTracking:
     """Observes intercepted functions, and parameters, optimizer state and gradients."""
 
     def __init__(self, model_state: Any, optimizer_state: Any, observer: TrackObserver) -> None:
-        if observer.analyses is not None:
-            raise ValueError("analyses need a torch model: steps of JAX programs are not analyzed")
         self.observer = observer
         self._like = model_state
         self._intercept = Intercept(observer.wants, observer.fault)

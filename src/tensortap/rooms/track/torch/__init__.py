@@ -1,1 +1,5 @@
 """Tracking of torch models."""
+
+from tensortap.rooms.track.torch.track import hooks_of
+
+__all__ = ["hooks_of"]

@@ -11,10 +11,10 @@ import torch
 from tensortap.core.record import Kind, Shard, Summary
 from tensortap.rooms.track.observing import Explain, HookObserver
 from tensortap.rooms.track.torch.collectives import Collectives
+from tensortap.rooms.track.torch.descriptions import Descriptions
 from tensortap.rooms.track.torch.origins import Origins
 from tensortap.values.torch import private
 from tensortap.values.torch.hidden import hide_from_compiler
-from tensortap.values.torch.shards import Descriptions
 
 
 class OutputPlace(NamedTuple):

@@ -13,9 +13,9 @@ import torch
 
 from tensortap.core.record import Kind
 from tensortap.rooms.track.observing import tensors_in
+from tensortap.rooms.track.torch.descriptions import observed
 from tensortap.rooms.track.torch.hooks import GraphTensors
 from tensortap.values.torch import graphs, private
-from tensortap.values.torch.shards import observed
 
 if TYPE_CHECKING:
     from tensortap.rooms.track.torch.hooks import ModuleHook

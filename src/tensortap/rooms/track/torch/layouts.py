@@ -14,7 +14,7 @@ import torch
 
 from tensortap.core.record import Shard
 from tensortap.rooms.track.observing import tensors_in
-from tensortap.values.torch.meshes import tensor_mesh
+from tensortap.rooms.track.torch.meshes import tensor_mesh
 from tensortap.values.torch.shards import shard_of
 
 UNKNOWN = "?"

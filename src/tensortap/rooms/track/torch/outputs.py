@@ -22,6 +22,7 @@ from tensortap.rooms.track.observing import (
     tensors_in,
 )
 from tensortap.rooms.track.torch.collectives import Collectives
+from tensortap.rooms.track.torch.descriptions import Descriptions
 from tensortap.rooms.track.torch.gradients import OutputGradients, OutputPlace
 from tensortap.rooms.track.torch.graph_outputs import GraphProbe, insert
 from tensortap.rooms.track.torch.hooks import ModuleHook, hook_module
@@ -33,7 +34,6 @@ from tensortap.stats import summarize as stats
 from tensortap.values.torch import private
 from tensortap.values.torch.graphs import forget_graphs
 from tensortap.values.torch.hidden import hide_from_compiler
-from tensortap.values.torch.shards import Descriptions
 from tensortap.values.torch.summarize import EXCHANGES
 
 GENERATED = 1_000_000  # the first call of a pass within `generate`

@@ -5,24 +5,24 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from tensortap.core.record import Kind
-from tensortap.rooms.health.torch.analyzed import AnalysisHooks
-from tensortap.rooms.health.torch.steps import StepWatch
-from tensortap.rooms.health.torch.weight_gradients import WeightGradients
 from tensortap.rooms.track.observing import (
     Observed,
     TrackObserver,
     never_skipped,
     tensors_in,
 )
+from tensortap.rooms.track.torch.descriptions import Descriptions
 from tensortap.rooms.track.torch.layouts import UNKNOWN
+from tensortap.rooms.track.torch.meshes import tensor_mesh
 from tensortap.rooms.track.torch.names import Names
 from tensortap.rooms.track.torch.optimizers import (
+    FoundOptimizer,
     before_zero_grad,
     find_optimizers,
     parameters_of,
@@ -30,8 +30,7 @@ from tensortap.rooms.track.torch.optimizers import (
     zeroes_itself,
 )
 from tensortap.rooms.track.torch.outputs import OutputHooks
-from tensortap.values.torch.meshes import tensor_mesh
-from tensortap.values.torch.shards import Descriptions
+from tensortap.rooms.track.torch.weight_gradients import WeightGradients
 from tensortap.values.torch.tensors import has_values
 
 log = logging.getLogger("tensortap")
@@ -42,6 +41,22 @@ _COPIES = (
 _ADDED = "it was added after tracking began: it is observed from the next step on"
 
 
+def hooks_of(model: Any, optimizer: Any, observer: TrackObserver) -> ModelHooks | None:
+    """Return hooks that track a torch model; None for anything else."""
+    is_module = isinstance(model, torch.nn.Module)
+    return ModelHooks(model, optimizer, observer) if is_module else None
+
+
+class TrackedModule(NamedTuple):
+    """A model that is tracked, as listeners get it."""
+
+    root: torch.nn.Module
+    optimizers: Sequence[FoundOptimizer]
+    # returns the parameters by name, shared ones once; looking them up again takes time
+    parameters: Callable[[bool], Mapping[str, torch.nn.Parameter]]
+    uncalled: Callable[[], set[str]]  # names of modules that have not been called yet
+
+
 class ModelHooks:
     """Hooks on a model and its optimizers."""
 
@@ -49,59 +64,38 @@ class ModelHooks:
         self._observer = observer
         self._outputs = OutputHooks(root, observer)
         self._parameters = ParameterHooks(root, optimizer, observer)
-        self._steps: StepWatch | None = None
-        if observer.checks_steps:
-            self._steps = StepWatch(
-                root, self._parameters.optimizers, self._parameters.named,
-                self._outputs.uncalled_names, self._guarded,
-            )  # fmt: skip
-
-        self._analyses: AnalysisHooks | None = None
-        if observer.analyses is not None:
-            self._analyses = AnalysisHooks(
-                root, self._parameters.optimizers, self._parameters.named, observer
-            )
+        tracked = TrackedModule(
+            root, self._parameters.optimizers, self._parameters.named, self._outputs.uncalled_names
+        )
+        self._listening = [each.hooks(tracked) for each in observer.listeners]
 
     def attach(self) -> None:
         self._outputs.attach()
         self._parameters.attach()
-        if self._analyses is not None:
-            self._guarded(self._analyses.attach)
-        if self._steps is not None:
-            self._guarded(self._steps.attach)
+        for hooks in self._listening:
+            self._guarded(hooks.attach)
 
     def detach(self) -> None:
         try:
             self._outputs.detach()
         finally:
-            if self._steps is not None:
-                self._guarded(self._check_rest, self._steps)
-                self._steps.detach()
-            if self._analyses is not None:
-                self._guarded(self._analyses.detach)
+            for hooks in reversed(self._listening):
+                self._guarded(hooks.detach)
             self._parameters.detach()
 
-    def _guarded(self, look: Callable[..., object], *args: Any) -> None:
+    def _guarded(self, look: Callable[[], object]) -> None:
         try:
-            look(*args)
+            look()
         except Exception as error:
             self._observer.fault("training step", error)
-
-    def _check_rest(self, steps: StepWatch) -> None:
-        """Show an evaluation after the last step to the rules."""
-        if steps.has_evaluated:
-            self._observer.check_step(steps.end_step(self._observer.step_number, True))
 
     def end_step(self) -> None:
         try:
             self._outputs.end_step(self._parameters.is_trained)
         finally:
             self._parameters.end_step()
-        if self._analyses is not None:
-            self._guarded(self._analyses.end_step)
-        if self._steps is not None:
-            step, looked_up = self._observer.step_number, self._observer.capturing
-            self._observer.check_step(self._steps.end_step(step, looked_up))
+        for hooks in self._listening:
+            self._guarded(hooks.end_step)
         if self._observer.capturing and (added := self._outputs.added()):
             # all of them: an adapter changes the names of the modules that it wraps
             self.detach()

@@ -11,20 +11,24 @@ from typing import Any
 import torch
 
 from tensortap.core.record import Kind, Summary
-from tensortap.rooms.track.observing import Explain, Observed, Probe, tensors_in
+from tensortap.rooms.track.observing import Explain, Observed, tensors_in
 from tensortap.rooms.track.torch.names import Names
 from tensortap.rooms.track.torch.outputs import ModuleCall, OutputHooks
+from tensortap.rooms.watch.watch_observer import Probe
 from tensortap.values.torch.private import version_of
 from tensortap.values.torch.tensors import dtype_name, why_not
 
 
 def find_probes(
-    model: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]
-) -> list[Probe]:
+    model: Any, inputs: tuple[Any, ...], named: Mapping[str, Any]
+) -> list[Probe] | None:
     """Run a model once on copies of the inputs; return its modules and parameters as probes.
 
-    Gradients, buffers, random numbers and the mode of the model are restored afterwards.
+    Gradients, buffers, random numbers and the mode of the model are restored afterwards. None if
+    it is not a torch model.
     """
+    if not isinstance(model, torch.nn.Module):
+        return None
     notes = _Notes()
     hooks = _ProbeHooks(model, notes)
     with _restored(model), torch.enable_grad():

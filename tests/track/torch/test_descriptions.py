@@ -3,7 +3,7 @@
 import torch
 
 from tensortap.core.record import Kind, Shard
-from tensortap.values.torch.shards import Descriptions, observed
+from tensortap.rooms.track.torch.descriptions import Descriptions, observed
 
 
 def test_a_description_is_kept_until_anything_in_it_changes():

@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import Any
 
 import torch
 
 from tensortap.core.record import Kind
-from tensortap.rooms.track.observing import Hooks, WatchObserver, tensors_in
+from tensortap.rooms.track.observing import Hooks, tensors_in
+from tensortap.rooms.track.torch.descriptions import observed
 from tensortap.rooms.track.torch.outputs import ModuleCall, OutputHooks
-from tensortap.values.torch.shards import observed
+from tensortap.rooms.watch.watch_observer import RateLimitedObserver
+from tensortap.values.torch import private
 
 
-def hooks_on(target: Any, observer: WatchObserver, title: str) -> Hooks | None:
+def without_graph() -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which operations are not recorded for gradients."""
+    context: contextlib.AbstractContextManager[Any] = torch.no_grad()
+    return context
+
+
+def version_of(value: Any) -> int:
+    """Return a number that grows when a tensor is changed in place; 0 for other values."""
+    return private.version_of(value) if isinstance(value, torch.Tensor) else 0
+
+
+def survives_fork() -> bool:
+    """Return whether a fork of this process can use torch: the state of CUDA does not survive."""
+    return not torch.cuda.is_initialized()
+
+
+def after_fork() -> None:
+    """Make torch usable in a fork, which does not have the threads of the parent's pool."""
+    torch.set_num_threads(1)
+
+
+def hooks_on(target: Any, observer: RateLimitedObserver, title: str) -> Hooks | None:
     """Return hooks for a module, parameter or tensor; None for anything else."""
     if isinstance(target, torch.nn.Module):
         return WatchedModule(target, observer, title)
@@ -26,7 +50,7 @@ def hooks_on(target: Any, observer: WatchObserver, title: str) -> Hooks | None:
 class WatchedModule(OutputHooks):
     """Hooks on a module and all modules in it, captured as often as the rate allows."""
 
-    def __init__(self, root: torch.nn.Module, observer: WatchObserver, title: str) -> None:
+    def __init__(self, root: torch.nn.Module, observer: RateLimitedObserver, title: str) -> None:
         super().__init__(root, observer, title)
         self._watch = observer
         self._devices: dict[str, torch.device] = {}
@@ -53,7 +77,7 @@ class WatchedModule(OutputHooks):
 class WatchedTensor:
     """A hook on a tensor: its gradient whenever one is computed, and its value with it."""
 
-    def __init__(self, tensor: torch.Tensor, observer: WatchObserver, title: str) -> None:
+    def __init__(self, tensor: torch.Tensor, observer: RateLimitedObserver, title: str) -> None:
         if not tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
             raise TypeError(
                 f"{title!r} requires no gradient, so no hook would ever run: capture its value "
