@@ -238,8 +238,9 @@ class StepWatch:
     def _on_dropout(self, name: str, module: nn.Module, args: Any) -> None:
         if backward_pass() != -1:
             self._dropout.pop(name, None)  # a checkpoint computes it again, with gradients
-        elif module.training and self._root.training and not torch.is_grad_enabled() and module.p:
-            self._dropout[name] = None
+        elif module.training and self._root.training and not torch.is_grad_enabled():
+            if vars(module).get("p"):
+                self._dropout[name] = None
 
     def _on_computed(self, gradient: _WatchedGradient, parameter: nn.Parameter) -> None:
         gradient.on_computed()
