@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensortap.rooms.health.analyses.attention_stats import (
+from tensortap.rooms.health.analyses.attention import (
     attention_logits,
     causal_mask,
     head_statistics,

@@ -242,8 +242,7 @@ def track(
     `formats` are block formats, such as ``["mxfp8_e4m3", "nvfp4"]``: the loss of each float tensor
     in them is recorded with its statistics, as `tap.quantize_error` computes it.
     `analyses` is True or a list of families, such as ``["norms"]``: numbers about each step, which
-    are records of kind ``Health`` and columns of the LogFrame. A dict has options of families:
-    ``{"experts": {"routers": r"gate$", "top_k": 2}}``. They need a torch model.
+    are records of kind ``Health`` and columns of the LogFrame. They need a torch model.
 
     For JAX: ``tap.track(model_state=params, optimizer_state=opt_state)``, then
     ``tracker.intercept(update, …)`` and ``tracker.step(params, opt_state, grads)``.
