@@ -167,15 +167,6 @@ def warm_restarts():
     return net, optimizer, lambda: (train(), schedule.step())
 
 
-@program
-def one_cycle():
-    net = mlp(8, 16, 3)
-    optimizer = torch.optim.SGD(net.parameters(), 0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, STEPS + 1)
-    train = fit(optimizer, cross(net))
-    return net, optimizer, lambda: (train(), schedule.step())
-
-
 class Gan(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -229,21 +220,6 @@ def generator_alone():
 
 
 @program
-def vae():
-    net = nn.ModuleDict({"encode": mlp(8, 16, 8), "decode": mlp(4, 16, 8)})
-    optimizer = adam(net)
-
-    def loss():
-        x, _ = digits()
-        mean, scale = net["encode"](x).chunk(2, dim=-1)
-        z = mean + torch.randn_like(scale) * scale.exp()
-        kl = (mean.square() + (2 * scale).exp() - 2 * scale - 1).mean()
-        return F.mse_loss(net["decode"](z), x) + kl
-
-    return net, optimizer, fit(optimizer, loss)
-
-
-@program
 def reinforce():
     net = mlp(8, 16, 3)
     optimizer = adam(net)
@@ -276,19 +252,6 @@ def q_learning_with_target():
 
 
 @program
-def graph_network():
-    first, second = nn.Linear(8, 16), nn.Linear(16, 3)
-    net = nn.ModuleList([first, second])
-    optimizer = adam(net)
-    edges = (torch.rand(16, 16) < 0.3).float() + torch.eye(16)
-    edges = edges / edges.sum(dim=1, keepdim=True)
-    x, y = digits()
-    return net, optimizer, fit(
-        optimizer, lambda: F.cross_entropy(edges @ second(torch.tanh(edges @ first(x))), y)
-    )  # fmt: skip
-
-
-@program
 def lstm():
     net = nn.ModuleDict({"lstm": nn.LSTM(8, 16, batch_first=True), "head": nn.Linear(16, 3)})
     optimizer = adam(net)
@@ -303,20 +266,6 @@ def lstm():
         train()
 
     return net, optimizer, step
-
-
-@program
-def siamese():
-    net = mlp(8, 16, 4)
-    optimizer = adam(net)
-
-    def loss():
-        x, _ = digits()
-        return (net(x) - net(x + 0.1 * torch.randn_like(x))).square().mean() + F.mse_loss(
-            net(x).std(0), torch.ones(4)
-        )
-
-    return net, optimizer, fit(optimizer, loss)
 
 
 @program
@@ -587,33 +536,6 @@ def compiled():
     optimizer = adam(net)
     fast = torch.compile(net, backend="aot_eager")
     return net, optimizer, fit(optimizer, cross(fast))
-
-
-@program
-def two_parameter_groups():
-    net = Language()
-    decayed = [p for p in net.parameters() if p.ndim > 1]
-    others = [p for p in net.parameters() if p.ndim < 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed}, {"params": others, "weight_decay": 0.0}], 1e-3
-    )
-    return net, optimizer, fit(optimizer, next_token(net))
-
-
-@program
-def regression():
-    net = mlp(8, 16, 1)
-    optimizer = torch.optim.RMSprop(net.parameters(), 1e-3)
-    x, _ = digits()
-    return net, optimizer, fit(optimizer, lambda: F.mse_loss(net(x), x.sum(1, keepdim=True)))
-
-
-@program
-def autoencoder_with_noise():
-    net = mlp(8, 4, 8)
-    optimizer = adam(net)
-    x, _ = digits()
-    return net, optimizer, fit(optimizer, lambda: F.mse_loss(net(x + torch.randn_like(x)), x))
 
 
 def test_there_are_thirty():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 
 import pytest
@@ -77,23 +76,6 @@ def test_one_layer_several_times(bug):
     net = nn.Sequential(nn.Linear(4, 8), act := nn.Tanh(), nn.Sequential(*layers), act)
     found = train(net, sgd(net, lr=1e-3), hints=True)
     assert found == ({("repeated_layer", "2")} if bug else set())
-
-
-def test_a_hidden_teacher_is_no_bug():
-    net = Net(nn.ModuleList)
-    teacher = copy.deepcopy(net)
-    net.teacher = [teacher]  # on purpose: it must not be trained or saved
-    optimizer = sgd(net)
-
-    def step():
-        x = torch.randn(3, 4)
-        with torch.no_grad():
-            wanted = teacher(x)
-        optimizer.zero_grad()
-        (net(x) - wanted - 1).square().mean().backward()
-        optimizer.step()
-
-    assert train(net, optimizer, step) == set()
 
 
 def test_tied_weights_that_come_apart():

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from tests.health.test_clean_programs import Gan, adam, cross, digits, evaluated, fit, found_in, mlp
 
@@ -25,31 +24,6 @@ def program(make):
 
 
 @program
-def absolute_error_of_large_outputs():
-    net = mlp(8, 16, 1)
-    nn.init.constant_(net[-1].bias, 100.0)
-    optimizer = adam(net)
-
-    def loss():
-        x, _ = digits()
-        return F.l1_loss(net(x)[:, 0], 100 + x.sum(1))
-
-    return net, optimizer, fit(optimizer, loss)
-
-
-@program
-def hinge_loss():
-    net = nn.Linear(8, 1)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-
-    def loss():
-        x, y = digits()
-        return F.relu(1 - (2.0 * (y == 0) - 1) * net(x)[:, 0]).mean()
-
-    return net, optimizer, fit(optimizer, loss)
-
-
-@program
 def triplets():  # do not depend on the last bias
     net = mlp(8, 16, 4)
     optimizer = adam(net)
@@ -59,43 +33,6 @@ def triplets():  # do not depend on the last bias
         return F.triplet_margin_loss(net(x), net(x + 0.1), net(digits()[0]))
 
     return net, optimizer, fit(optimizer, loss)
-
-
-class Pairs(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.other = mlp(8, 16, 8), mlp(6, 16, 8)
-
-    def forward(self, a, b):
-        return 5 * F.normalize(self.one(a), dim=1) @ F.normalize(self.other(b), dim=1).T
-
-
-@program
-def contrastive_loss_of_columns():
-    net = Pairs()
-    optimizer = adam(net)
-
-    def loss():
-        x, _ = digits()
-        return F.cross_entropy(net(x, x[:, :6]).T, torch.arange(16))
-
-    return net, optimizer, fit(optimizer, loss)
-
-
-@program
-def weighted_and_smooth_labels():
-    net = mlp(8, 16, 3)
-    optimizer = adam(net)
-    weight = torch.tensor([1.0, 2.0, 5.0])
-
-    def step():
-        optimizer.zero_grad()
-        for _ in range(4):
-            x, y = digits()
-            (F.cross_entropy(net(x), y, weight, label_smoothing=0.1) / 4).backward()
-        optimizer.step()
-
-    return net, optimizer, step
 
 
 @program
@@ -388,27 +325,6 @@ def stochastic_depth():
 
 
 # -- batches and dtypes ----------------------------------------------------------------------
-
-
-@program
-def shuffled_epochs_beside_a_sequence():
-    data = TensorDataset(*digits(64))
-    shuffled, sequence = DataLoader(data, 8, shuffle=True), DataLoader(data, 8)
-    net = mlp(8, 16, 3)
-    optimizer = adam(net)
-    batches = itertools.chain.from_iterable(shuffled for _ in itertools.count())
-
-    def step():
-        x, y = next(batches)
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
-        net.eval()
-        with torch.no_grad():
-            net(next(iter(sequence))[0])
-        net.train()
-
-    return net, optimizer, step
 
 
 @program

@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tensortap.rooms.health.analyses import activations_stats as activations
-from tensortap.rooms.health.analyses.activations_stats import (
+from tensortap.rooms.health.analyses import activations
+from tensortap.rooms.health.analyses.activations import (
     effective_rank,
     layer_moments,
     outlier_ratios,

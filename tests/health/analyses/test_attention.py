@@ -10,6 +10,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import tensortap as tap
+from tensortap.rooms.health.analyses.attention import (
+    attention_logits,
+    head_statistics,
+    sample_queries,
+)
 from tensortap.rooms.health.torch import attention, host
 
 CLOSE = 1e-12
@@ -120,6 +125,36 @@ def test_long_sequences_are_sampled():
     assert_heads(numbers(tracker, "layers.0").iloc[1], expected)
 
 
+def test_queries_that_see_no_key_do_not_count():
+    rng = np.random.default_rng(0)
+    q, k = rng.standard_normal((2, 6, 9, 8)), rng.standard_normal((2, 3, 11, 8))
+    mask = np.ones((2, 6, 9, 11), bool)
+    mask[1, 2, 3:] = False
+    mask[:, 4] = False
+    found = head_statistics(attention_logits(q, k, 1.0, mask))
+    rows = [q[b, 2, i] @ k[b, 1].T for b, i in np.ndindex(2, 9) if b == 0 or i < 3]
+    p = [np.exp(row) / np.exp(row).sum() for row in rows]
+    assert found.entropy[2] == pytest.approx(
+        np.mean([-(x * np.log(x)).sum() for x in p]), rel=CLOSE
+    )
+    assert np.isneginf(found.max_logit[4])
+    assert np.isnan(found.entropy[4])
+
+
+def test_logits_beyond_what_exp_holds():
+    found = head_statistics(np.array([[[[3000.0, 3000.0, -3000.0]]]]))
+    assert found.max_logit.tolist() == [3000.0]
+    assert found.entropy[0] == pytest.approx(np.log(2), rel=CLOSE)
+
+
+@pytest.mark.parametrize(("sequences", "length"), [(1, 1), (1, 500), (3, 500), (100, 7), (0, 4)])
+def test_the_sample_is_bounded(sequences, length):
+    sample = sample_queries(sequences, length)
+    assert len(sample.sequences) * len(sample.positions) <= 64
+    assert len(set(sample.positions.tolist())) == len(sample.positions) <= length
+    assert len(sample.sequences) == min(sequences, 4)
+
+
 class Checkpointed(Model):
     def forward(self, x):
         x.requires_grad_()  # which the reentrant one needs
@@ -178,8 +213,6 @@ def test_two_models_at_the_same_time():
 
 
 def test_an_error_does_not_reach_the_training(monkeypatch):
-    from tensortap.rooms.health.torch import attention
-
     def broken(*args):
         raise RuntimeError("broken")
 

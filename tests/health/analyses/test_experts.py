@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import tensortap as tap
+from tensortap.rooms.health.analyses.experts import routing, top_experts
 
 CLOSE = 1e-12
 
@@ -20,16 +21,14 @@ def routed(tracker):
     return {name: row for name, row in pairs if not np.isnan(row.get("router_entropy", np.nan))}
 
 
-def train(net, *args, steps=1, options=True, **named):
+def train(net, *args, **named):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with tap.track(net, optimizer, analyses={"experts": {}} if options is True else options) as t:
-        for _ in range(steps):
-            optimizer.zero_grad()
-            out = net(*args, **named)
-            getattr(out, "loss", out).mean().backward()
-            optimizer.step()
-            t.step()
-    return t
+    with tap.track(net, optimizer, analyses=["experts"]) as tracker:
+        out = net(*args, **named)
+        getattr(out, "loss", out).mean().backward()
+        optimizer.step()
+        tracker.step()
+    return tracker
 
 
 def assert_router(row, logits, tokens):
@@ -71,27 +70,7 @@ def test_a_gate_in_a_module_that_knows_its_experts():
     tokens = torch.bincount(net.logits.topk(2).indices.flatten(), minlength=4)
     assert_router(found["gate"], net.logits, tokens)
     assert np.isnan(found["gate"].get("dropped_share", np.nan))  # nothing bounds the experts
-
-
-def test_a_gate_that_is_named():
-    net = Gated()
-    assert not routed(train(net, torch.randn(30, 8)))
-    options = {"experts": {"routers": "gate$", "top_k": 3}}
-    found = routed(train(net, torch.randn(30, 8), options=options))
-    tokens = torch.bincount(net.logits.topk(3).indices.flatten(), minlength=4)
-    assert_router(found["gate"], net.logits, tokens)
-
-
-def test_options_are_checked():
-    net = Gated()
-    with pytest.raises(ValueError, match="'experts' has no option 'router', but routers, top_k"):
-        tap.track(net, analyses={"experts": {"router": "gate"}})
-    with pytest.raises(ValueError, match="'norms' has no option 'routers', but none"):
-        tap.track(net, analyses={"norms": {"routers": "gate"}})
-    with pytest.raises(ValueError, match="top_k must be at least 1, got 0"):
-        tap.track(net, analyses={"experts": {"top_k": 0}})
-    with pytest.raises(ValueError, match="routers"):
-        tap.track(net, analyses={"experts": {"routers": "("}})
+    assert not routed(train(Gated(), torch.randn(30, 8)))
 
 
 class Capped(nn.Module):
@@ -144,6 +123,23 @@ def test_calls_of_a_step_add_up():
     row = routed(tracker)["router[1]"]
     assert [row[f"tokens_{i}"] for i in range(3)] == totals.tolist()
     assert row["dropped_share"] == pytest.approx(np.mean(dropped), rel=CLOSE)
+
+
+def test_dropped_choices_as_indices_and_as_a_mask():
+    logits = np.random.default_rng(0).standard_normal((50, 6))
+    chosen = top_experts(logits, 1)
+    mask = np.zeros((50, 6), bool)
+    mask[np.arange(50), chosen[:, 0]] = True
+    mask[:10] = False
+    chosen[:10] = 6  # the number of experts stands for none
+    for found in (routing(logits, chosen), routing(logits, mask)):
+        assert found.dropped == pytest.approx(0.2, rel=CLOSE)
+        assert found.tokens.tolist() == mask.sum(axis=0).tolist()
+
+
+def test_one_expert_and_no_tokens():
+    assert routing(np.zeros((3, 1)), np.zeros((3, 1), int)).load_entropy == 0
+    assert routing(np.zeros((0, 4)), np.zeros((0, 2), int)).tokens.tolist() == [0, 0, 0, 0]
 
 
 SMALL = {

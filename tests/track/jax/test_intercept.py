@@ -311,27 +311,6 @@ def test_forward_mode():
     assert names_of(seen) == list(MLP_NAMES)
 
 
-def test_lifted_scan_over_layers():
-    class Block(nn.Module):
-        @nn.compact
-        def __call__(self, x, _):
-            return nn.tanh(nn.Dense(4)(x)), None
-
-    class Model(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            layers = nn.scan(nn.remat(Block), variable_axes={"params": 0},
-                             split_rngs={"params": True}, length=3)  # fmt: skip
-            return layers(name="layers")(x, None)[0]
-
-    model, x = Model(), batch()
-    params = parameters(model, x)
-    fn = jax.jit(jax.grad(lambda params: jnp.sum(model.apply(params, x) ** 2)))
-    results, seen = Intercept()(fn, params)
-    assert_same(results, fn(params))
-    assert both_kinds("layers.Dense_0", calls=3) <= set(map(key, seen))
-
-
 # -- functions that are not jitted -------------------------------------------------------------
 
 DENSE = nn.Dense(4)

@@ -202,19 +202,6 @@ def test_model_that_is_trained_in_eval_mode(found, caplog):
     assert sum("eval() mode" in record.message for record in caplog.records) == 1
 
 
-def test_evaluation_is_not_training(found):
-    model = mlp()
-    with tap.track(model) as tracker:
-        for _ in range(2):
-            model(X).sum().backward()
-            model.eval()
-            model(X)
-            model.train()
-            tracker.step()
-    assert tracker.unseen == {}
-    assert [(r.step, r.call) for r in found(tracker).of(ACT, "2")] == [(0, 0), (1, 0)]
-
-
 # -- weights without a call ----------------------------------------------------------------
 
 

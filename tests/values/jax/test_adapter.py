@@ -106,20 +106,17 @@ def test_does_not_wait_for_unfinished_arrays(unfinished):
     np.testing.assert_array_equal(np.asarray(rebuild(node)), expected)
 
 
-@pytest.mark.slow
-def test_unfinished_arrays_may_be_donated(unfinished):
-    array, expected = unfinished
-    node, _ = snapshot(array, POOL)
+def donate(array):
     jax.jit(lambda x: x * 0 - 7, donate_argnums=0)(array).block_until_ready()
-    assert array.is_deleted()
-    np.testing.assert_array_equal(np.asarray(rebuild(node)), expected)
 
 
 @pytest.mark.slow
-def test_unfinished_arrays_may_be_deleted(unfinished):
+@pytest.mark.parametrize("end", [donate, lambda array: array.delete()])
+def test_unfinished_arrays_may_be_donated_or_deleted(unfinished, end):
     array, expected = unfinished
     node, _ = snapshot(array, POOL)
-    array.delete()
+    end(array)
+    assert array.is_deleted()
     np.testing.assert_array_equal(np.asarray(rebuild(node)), expected)
 
 
@@ -144,7 +141,7 @@ def test_ready_arrays_may_be_donated_right_after():
     array.block_until_ready()
     node, _ = snapshot(array, POOL)
     assert isinstance(node.data, Lease)
-    jax.jit(lambda x: x * 0 - 7, donate_argnums=0)(array).block_until_ready()
+    donate(array)
     assert array.is_deleted()
     np.testing.assert_array_equal(np.asarray(rebuild(node)), np.arange(100_000.0))
 

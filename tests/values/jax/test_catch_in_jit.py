@@ -2,7 +2,6 @@
 
 import logging
 
-import equinox as eqx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -185,22 +184,6 @@ def test_training_steps_are_bit_identical(caught):
 
     assert training(True) == training(False)
     assert len(caught("output")) == len(caught("grads")) == len(caught("loss")) == 10
-
-
-@pytest.mark.slow
-def test_equinox(caught):
-    class Net(eqx.Module):
-        inner: eqx.nn.Linear
-
-        def __call__(self, x):
-            y = self.inner(x)
-            tap.catch(y, "inner")
-            return y
-
-    net = Net(eqx.nn.Linear(3, 2, key=jax.random.key(0)))
-    x = jnp.arange(6.0).reshape(2, 3)
-    y = eqx.filter_jit(lambda net, x: jax.vmap(net)(x))(net, x)
-    assert sorted(values(caught("inner"))) == sorted(np.asarray(y).tolist())
 
 
 @pytest.mark.slow

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tensortap.alerts.alert import ALERT, HINT
+from tensortap.alerts.alert import HINT
 from tensortap.alerts.rules import Rule
 from tensortap.core.arguments import check_count, check_positive, checked
 from tensortap.core.record import Summary
 from tensortap.rooms.health.step_facts import InitialWeight, PassFacts, PrecisionFacts, StepFacts
-from tensortap.rooms.health.steps import MODEL, Found, in_a_row, of_model, of_steps
+from tensortap.rooms.health.steps import MODEL, Found, in_a_row, of_facts, of_model, of_steps
 
 _FEW = 16  # values of a weight whose standard deviation says little
 _TINY, _HUGE = 1e-30, 1e15  # sizes that no weight has on purpose
@@ -158,29 +157,8 @@ def dropout_in_evaluation() -> Rule:
     return of_steps(check, "dropout_in_evaluation")
 
 
-def _of_passes(
-    name: str,
-    patience: int,
-    concerns: Callable[[PassFacts], bool],
-    problem: Callable[[PassFacts], str],
-    severity: str = ALERT,
-    most: int | None = 1,
-) -> Rule:
-    """Return a rule that looks at the first `most` passes of each step that concern it.
-
-    It reports a problem of `patience` such passes in a row.
-    """
-    check_count("patience", patience)
-
-    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
-        for each in itertools.islice(filter(concerns, facts.passes), most):
-            message = problem(each)
-            in_a_row(state, MODEL, bool(message))
-            state["message"] = message or state.get("message")
-        if state.get(MODEL, 0) >= patience:
-            yield MODEL, state["message"]
-
-    return of_steps(check, name, severity)
+def _evaluations(facts: StepFacts) -> Iterator[PassFacts]:
+    return (each for each in facts.passes if not each.training)
 
 
 @checked
@@ -190,13 +168,12 @@ def gradients_in_evaluation(patience: int = 3) -> Rule:
         "gradients are recorded in an evaluation, which takes memory and time; use "
         "torch.no_grad() or torch.inference_mode()"
     )
-    return _of_passes(
+    return of_facts(
         "gradients_in_evaluation",
         patience,
-        lambda each: not each.training,
+        _evaluations,
         lambda each: message if each.gradients and each.unused else "",
         HINT,
-        most=None,
     )
 
 
@@ -207,21 +184,20 @@ def random_in_evaluation(patience: int = 3) -> Rule:
         "it draws random numbers in eval() mode: F.dropout() needs training=self.training, and "
         "scaled_dot_product_attention dropout_p=0.0; ignore this if the model samples on purpose"
     )
-    return _of_passes(
+    return of_facts(
         "random_in_evaluation",
         patience,
-        lambda each: not each.training,
+        _evaluations,
         lambda each: message if each.random else "",
         HINT,
-        most=None,
     )
 
 
 # -- inputs ----------------------------------------------------------------------------------
 
 
-def _trains(each: PassFacts) -> bool:
-    return each.training and each.gradients
+def _first_training(facts: StepFacts) -> list[PassFacts]:
+    return [each for each in facts.passes if each.training and each.gradients][:1]
 
 
 @checked
@@ -236,7 +212,7 @@ def not_normalized(largest: float = 20.0, patience: int = 3) -> Rule:
             f"the model's input has a root mean square of {each.input_rms:.3g}: is it normalized?"
         )
 
-    return _of_passes("not_normalized", patience, _trains, problem, HINT)
+    return of_facts("not_normalized", patience, _first_training, problem, HINT)
 
 
 @checked
@@ -273,23 +249,19 @@ def input_ignored(patience: int = 3) -> Rule:
         "all rows of the output are the same, although those of the input differ: the loss does "
         "not depend on the input"
     )
-    return _of_passes(
-        "input_ignored", patience, _trains, lambda each: message if each.ignores_input else ""
+    return of_facts(
+        "input_ignored",
+        patience,
+        _first_training,
+        lambda each: message if each.ignores_input else "",
     )
 
 
 # -- dtypes ----------------------------------------------------------------------------------
 
 
-def _of_dtypes(facts: StepFacts, state: dict[str, Any], holds: bool) -> int:
-    """Return for how many checked steps in a row a condition has held."""
-    if facts.precision is not None:
-        in_a_row(state, MODEL, holds)
-    count: int = state.get(MODEL, 0)
-    return count
-
-
 _AUTOCAST = {  # by where it is active
+    "": "",
     "after": "autocast is active in the backward pass or the optimizer's step, but not in the "
     "forward pass, so all layers compute in float32: call the model in torch.autocast(...)",
     "forward": "autocast is active where the model is called, but all of its layers compute in "
@@ -297,39 +269,33 @@ _AUTOCAST = {  # by where it is active
 }
 
 
+def _precision(facts: StepFacts) -> tuple[PrecisionFacts, ...]:
+    return () if facts.precision is None else (facts.precision,)
+
+
 @checked
 def no_autocast(patience: int = 3) -> Rule:
     """Report autocast that is active although nothing is computed in 16 bits."""
-    check_count("patience", patience)
 
-    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
-        found = facts.precision
-        idle = found is not None and found.stored_in_float32 and bool(found.full) and not found.low
-        if found is not None and found.autocast:
-            state["where"] = found.autocast
-        asked = found is not None and bool(found.autocast)
-        if _of_dtypes(facts, state, asked and idle) >= patience:
-            yield MODEL, _AUTOCAST[state["where"]]
+    def problem(found: PrecisionFacts) -> str:
+        idle = found.stored_in_float32 and found.full and not found.low
+        return _AUTOCAST[found.autocast] if idle else ""
 
-    return of_steps(check, "no_autocast")
+    return of_facts("no_autocast", patience, _precision, problem)
 
 
 @checked
 def wide_layers(patience: int = 3) -> Rule:
     """Give a hint about layers that compute in float32 among others in 16 bits, or in float64."""
-    check_count("patience", patience)
 
-    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
-        found: PrecisionFacts | None = facts.precision
-        mixed = found is not None and bool(found.full and found.low)
-        if found is not None and (mixed or found.double):
-            layers = f"{_listed(found.full)} compute in float32, others in 16 bits"
-            state["what"] = "the model returns float64" if found.double else layers
-        wide = found is not None and (mixed or found.double)
-        if _of_dtypes(facts, state, wide) >= patience:
-            yield MODEL, f"{state['what']}: is it meant so?"
+    def problem(found: PrecisionFacts) -> str:
+        if found.double:
+            return "the model returns float64: is it meant so?"
+        if not (found.full and found.low):
+            return ""
+        return f"{_listed(found.full)} compute in float32, others in 16 bits: is it meant so?"
 
-    return of_steps(check, "wide_layers", HINT)
+    return of_facts("wide_layers", patience, _precision, problem, HINT)
 
 
 MODEL_RULES: tuple[Rule, ...] = (

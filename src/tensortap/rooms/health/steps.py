@@ -7,7 +7,7 @@ between steps. It yields pairs of a name and a message. Each factory takes its t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from tensortap.alerts.alert import ALERT, HINT, Alert
 from tensortap.alerts.rules import Rule
@@ -18,6 +18,7 @@ from tensortap.rooms.health.step_facts import StepFacts
 
 Found = Iterator[tuple[str, str]]
 StepRule = Callable[[StepFacts, dict[str, Any]], Found]
+Fact = TypeVar("Fact")
 
 MODEL = "model"  # what alerts are called that concern no single parameter
 _EARLY = 300  # steps in which no schedule by epochs makes many drops
@@ -93,6 +94,30 @@ def names_in_a_row(state: dict[str, Any], names: Iterable[str], patience: int) -
     return [name for name, count in now.items() if count >= patience]
 
 
+def of_facts(
+    name: str,
+    patience: int,
+    chosen: Callable[[StepFacts], Iterable[Fact]],
+    problem: Callable[[Fact], str],
+    severity: str = ALERT,
+) -> Rule:
+    """Return a rule about the model that reports a problem of `patience` facts in a row.
+
+    `chosen` returns the facts of a step that concern it, `problem` a message, empty if all is well.
+    """
+    check_count("patience", patience)
+
+    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
+        for each in chosen(facts):
+            message = problem(each)
+            in_a_row(state, MODEL, bool(message))
+            state["message"] = message or state.get("message")
+        if state.get(MODEL, 0) >= patience:
+            yield MODEL, state["message"]
+
+    return of_steps(check, name, severity)
+
+
 def of_model(
     name: str,
     patience: int,
@@ -101,13 +126,13 @@ def of_model(
     severity: str = ALERT,
 ) -> Rule:
     """Return a rule that reports a condition of the whole model, `patience` steps in a row."""
-    check_count("patience", patience)
-
-    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
-        if in_a_row(state, MODEL, holds(facts)) >= patience:
-            yield MODEL, message
-
-    return of_steps(check, name, severity)
+    return of_facts(
+        name,
+        patience,
+        lambda facts: (facts,),
+        lambda facts: message if holds(facts) else "",
+        severity,
+    )
 
 
 @checked

@@ -211,10 +211,9 @@ def track(
     every record, by which `tap.compare` finds out whether two tensors have the same bits, in
     whatever shards. `alerts` is True or a list of rules, `on_alert` a function, "stop" or "keep".
     `analyses` is True or a list of families, such as ``["norms"]``: numbers about each step of a
-    torch model, which are records of kind ``Health`` and columns of the LogFrame. A dict has
-    options of families: ``{"experts": {"routers": r"gate$", "top_k": 2}}``. `name` is put before
-    all names, to tell models that are tracked at the same time apart; patterns do not see it. `to`
-    is a folder for a run of this tracker, `tracker.path`, in programs without `tap.init`.
+    torch model, which are records of kind ``Health`` and columns of the LogFrame. `name` is put
+    before all names, to tell models that are tracked at the same time apart; patterns do not see
+    it. `to` is a folder for a run of this tracker, `tracker.path`, in programs without `tap.init`.
     `only_training=False` also records ``model.eval()``. `init_step` is the first step, by default
     0 or where the open run is.
 

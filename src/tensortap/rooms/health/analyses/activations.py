@@ -1,30 +1,40 @@
-"""The family ``activations``: outliers, dead channels and the rank of what layers return."""
+"""The family ``activations``: outliers, dead channels and the rank of what layers return.
+
+The output of a layer is a matrix whose rows are samples and whose columns are channels.
+"""
 
 from __future__ import annotations
 
 import collections
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.core.record import Kind
-from tensortap.rooms.health.analyses.activations_stats import (
-    LayerMoments,
-    effective_rank,
-    layer_moments,
-    outlier_ratios,
-)
 from tensortap.rooms.health.analyses.analysis import Analysis, Give
 from tensortap.rooms.health.analyzing import ModuleOutput, OutputArray
+from tensortap.stats.conversion import as_float64
+from tensortap.stats.summarize import kernel, kernel_code
+
+Reals = NDArray[np.float64]
+
+RANK_ROWS = 32
+"""Rows of which the effective rank is computed, at most; they are evenly spaced."""
+
+_KERNEL_FLOATS = ("float32", "float64", "float16", "bfloat16")
+_WELL_CONDITIONED = 1e-4  # squared singular values: to this ratio their sums are exact enough
+_SQUARES_ARE_SAFE = 1e-100  # from this size on, up to its inverse
+_TINY = 1e-200  # fourth power below which sums lose digits
+_ROUNDING = 1e-28  # variance relative to the squared mean that is rounding alone
+_CENTERED = 0.01  # squared error of the mean, in variances, that no fourth power suffers from
 
 OUTLIER = 6.0
 """An outlier channel is so many times as large as the median channel."""
 
 WINDOW = 10
 """Observed steps over which channels must be 0 to be dead, and over which outliers persist."""
-
-_NAMED = 3  # outlier channels that are named, the largest first
 
 
 class ChannelHistory:
@@ -39,22 +49,16 @@ class ChannelHistory:
         self.zero_steps = np.where(zero, self.zero_steps + 1, 0)
         found = np.flatnonzero(ratios >= OUTLIER)
         self.outliers.append(found)
-        numbers: dict[str, float] = {
+        largest = int(ratios.argmax())
+        times = sum(largest in each for each in self.outliers)
+        return {
             "zero_channels": int(zero.sum()),
             "dead_channels": int((self.zero_steps >= WINDOW).sum()),
             "outlier_channels": len(found),
+            "outlier_channel": largest,
+            "outlier_ratio": float(ratios[largest]),
+            "outlier_persistence": times / len(self.outliers),
         }
-        # one is enough in most steps, and sorting takes longer
-        largest = np.array([ratios.argmax()])
-        if len(found) > 1:
-            largest = np.argsort(-ratios, kind="stable")[: min(len(found), _NAMED)]
-        for i, channel in enumerate(largest.tolist()):
-            suffix = f"_{i + 1}" if i else ""
-            times = sum(channel in each for each in self.outliers)
-            numbers[f"outlier_channel{suffix}"] = channel
-            numbers[f"outlier_ratio{suffix}"] = float(ratios[channel])
-            numbers[f"outlier_persistence{suffix}"] = times / len(self.outliers)
-        return numbers
 
 
 class Activations(Analysis):
@@ -121,3 +125,150 @@ def _matrix(array: NDArray[Any], channels: int) -> NDArray[Any]:
     """
     moved = np.moveaxis(array, channels, -1)
     return moved.reshape(-1, moved.shape[-1])
+
+
+# -- numbers about a matrix ------------------------------------------------------------------
+
+
+class LayerMoments(NamedTuple):
+    """The kurtosis of all finite elements, and per channel: root mean square, and whether all 0."""
+
+    kurtosis: float
+    rms: Reals
+    dead: NDArray[np.bool_]
+
+
+def layer_moments(matrix: NDArray[Any]) -> LayerMoments:
+    """Return the moments of a matrix of floats; a normal distribution has a kurtosis of 3.
+
+    >>> found = layer_moments(np.array([[3.0, 0.0, -1.0], [4.0, 0.0, 1.0]]))
+    >>> round(found.kurtosis, 3), found.rms.round(3).tolist(), found.dead.tolist()
+    (1.717, [3.536, 0.0, 1.0], [False, True, False])
+    """
+    channels = matrix.shape[1]
+    code = kernel_code(matrix.dtype) if matrix.dtype.name in _KERNEL_FLOATS else None
+    if not matrix.size:
+        return LayerMoments(math.nan, np.zeros(channels), np.zeros(channels, np.bool_))
+    found = None
+    if code is not None and matrix.strides[1] == matrix.itemsize:
+        found = _by_kernel(matrix, code)
+    kurtosis, rms = _by_numpy(matrix) if found is None else found
+    dead = rms == 0
+    if dead.any():  # squares may underflow, and NaN is not 0
+        dead[dead] = ~matrix[:, dead].any(axis=0)
+    return LayerMoments(kurtosis, rms, dead)
+
+
+def _by_kernel(matrix: NDArray[Any], code: int) -> tuple[float, Reals] | None:
+    """Return kurtosis and root mean squares; None if a sum is not finite."""
+    rows, channels = matrix.shape
+    address = matrix.__array_interface__["data"][0]
+    picked = matrix[:: max(rows // 8, 1), :: max(channels // 256, 1)]
+    with np.errstate(all="ignore"):
+        shift = float(as_float64(np.ascontiguousarray(picked)).mean())
+    for _ in range(3):
+        if not math.isfinite(shift):
+            return None
+        squares = np.zeros(channels)
+        p1, p2, p3, p4 = kernel.channels(
+            address, code, matrix.shape, matrix.strides, shift, squares.ctypes.data
+        )
+        if not (math.isfinite(p4) and math.isfinite(float(squares.sum()))):
+            return None
+        n = matrix.size
+        delta, m2, m3, m4 = p1 / n, p2 / n, p3 / n, p4 / n
+        variance = m2 - delta * delta
+        if delta * delta <= _CENTERED * variance and m4 > _TINY:
+            fourth = m4 - 4 * delta * m3 + 6 * delta * delta * m2 - 3 * delta**4
+            return _ratio(fourth, variance, shift + delta), np.sqrt(squares / rows)
+        shift += delta
+    return None
+
+
+def _ratio(fourth: float, variance: float, mean: float) -> float:
+    """Return the kurtosis; nan if all values are equal, up to rounding."""
+    return fourth / variance**2 if variance > _ROUNDING * mean * mean else math.nan
+
+
+def _by_numpy(matrix: NDArray[Any]) -> tuple[float, Reals]:
+    values = as_float64(np.ascontiguousarray(matrix))
+    finite = np.isfinite(values)
+    values = np.where(finite, values, 0.0)
+    scale = _power_above(values)  # fourth powers stay within float64
+    values = values / scale
+    count, of_channel = finite.sum(), np.maximum(finite.sum(axis=0), 1)
+    with np.errstate(all="ignore"):
+        mean = values.sum() / count
+        d2 = np.where(finite, values - mean, 0.0) ** 2
+        kurtosis = _ratio(float((d2 * d2).sum() / count), float(d2.sum() / count), float(mean))
+        rms: Reals = np.sqrt((values * values).sum(axis=0) / of_channel) * scale
+    return kurtosis, rms
+
+
+def _power_above(values: Reals) -> float:
+    """Return the power of two above all magnitudes, by which a division is exact."""
+    largest = float(np.abs(values).max(initial=0.0))
+    return 2.0 ** min(math.frexp(largest)[1], 1023) if largest else 1.0
+
+
+def outlier_ratios(rms: Reals) -> Reals:
+    """Return the size of each channel relative to the median of all channels that are not 0.
+
+    >>> outlier_ratios(np.array([1.0, 2.0, 0.0, 60.0, 2.0])).tolist()
+    [0.5, 1.0, 0.0, 30.0, 1.0]
+    """
+    alive = np.sort(rms[rms > 0])
+    if not len(alive):
+        return np.zeros_like(rms)
+    middle = alive[(len(alive) - 1) // 2 : len(alive) // 2 + 1]  # np.median imports a lot
+    return rms / float(middle.mean())
+
+
+def effective_rank(matrix: NDArray[Any]) -> float:
+    """Return the exponential of the entropy of the singular values of at most 32 rows.
+
+    It is 1 if all rows point in one direction, and at most the number of rows or columns. It is
+    nan if a value is not finite, and 0 if all are 0.
+
+    >>> round(effective_rank(np.eye(5)), 9), round(effective_rank(np.ones((9, 4))), 9)
+    (5.0, 1.0)
+    """
+    picked = evenly_spaced(len(matrix), RANK_ROWS)
+    sample = as_float64(np.ascontiguousarray(matrix[picked]))
+    largest = max(float(sample.max(initial=0.0)), -float(sample.min(initial=0.0)))
+    if not math.isfinite(largest):
+        return math.nan
+    if not _SQUARES_ARE_SAFE < largest < 1 / _SQUARES_ARE_SAFE:
+        sample = sample / _power_above(sample)
+    sizes = _singular_values(sample)
+    total = sizes.sum()
+    if not total:
+        return 0.0
+    share = sizes[sizes > 0] / total
+    return math.exp(-float((share * np.log(share)).sum()))
+
+
+def evenly_spaced(count: int, most: int) -> NDArray[np.int64]:
+    """Return at most so many of `count` indices, the first and the last one among them.
+
+    >>> evenly_spaced(9, 3).tolist(), evenly_spaced(2, 3).tolist()
+    ([0, 4, 8], [0, 1])
+    """
+    if count <= most:
+        return np.arange(count)
+    spaced: NDArray[np.int64] = (np.arange(most) * (count - 1)) // (most - 1)
+    return spaced
+
+
+def _singular_values(matrix: Reals) -> Reals:
+    """Return the singular values: roots of eigenvalues if that is exact, else the slow way.
+
+    That is after a QR decomposition, which keeps the singular values.
+    """
+    if matrix.shape[0] > matrix.shape[1]:
+        matrix = matrix.T
+    squares: Any = np.linalg.eigvalsh(matrix @ matrix.T)
+    if squares[0] > _WELL_CONDITIONED * squares[-1]:
+        return np.asarray(np.sqrt(squares), np.float64)
+    triangle: Any = np.linalg.qr(matrix.T, mode="r")
+    return np.asarray(np.linalg.svd(triangle, compute_uv=False), np.float64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,20 +25,13 @@ class Analysis(StepListener):
     names that cannot be analyzed, and why.
     """
 
-    options: ClassVar[tuple[str, ...]] = ()
-    """Names of options of its own, which the constructor takes."""
-
     def __init__(self, give: Give, unseen: dict[str, str]) -> None:
         self._give = give
         self.unseen = unseen
         self.facts = ModelFacts(None, "")
 
     def give(
-        self,
-        kind: Kind,
-        name: str,
-        numbers: Mapping[str, float],
-        placements: str = "",
+        self, kind: Kind, name: str, numbers: Mapping[str, float], placements: str = ""
     ) -> None:
         """Record numbers about a tensor or a module; `placements` if they are about a shard."""
         self._give(kind, name, numbers, placements)

@@ -8,17 +8,14 @@ number of experts and of choices, and a child with one output per expert.
 from __future__ import annotations
 
 import math
-import re
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tensortap.core.arguments import check_count
-from tensortap.core.patterns import compile_pattern
 from tensortap.core.record import Kind
 from tensortap.rooms.health.analyses.analysis import Analysis, Give
-from tensortap.rooms.health.analyses.attention_stats import head_statistics
+from tensortap.rooms.health.analyses.attention import head_statistics
 from tensortap.rooms.health.analyzing import ModelFacts, ModuleOutput, OutputArray
 from tensortap.stats.conversion import as_float64
 
@@ -92,33 +89,20 @@ def top_experts(logits: NDArray[np.float64], per_token: int) -> NDArray[np.int64
 class Experts(Analysis):
     """Tokens per expert, share of dropped ones, entropy and size of the logits of routers."""
 
-    options = ("routers", "top_k")
-
-    def __init__(
-        self,
-        give: Give,
-        unseen: dict[str, str],
-        routers: str | re.Pattern[str] | None = None,
-        top_k: int | None = None,
-    ) -> None:
+    def __init__(self, give: Give, unseen: dict[str, str]) -> None:
         super().__init__(give, unseen)
-        self._named = None if routers is None else compile_pattern(routers, "routers")
-        if top_k is not None:
-            check_count("top_k", top_k)
-        self._top_k = top_k
         self._linear: dict[int, RouterFacts] = {}  # by the identity of a module
         self._found: dict[str, list[Routing]] = {}
         self._bounded: set[str] = set()
 
     def attach(self, facts: ModelFacts) -> None:
         super().attach(facts)
-        for module in getattr(facts.model, "modules", tuple)():
-            experts, choices = _number(module, _EXPERTS), _number(module, _CHOICES)
-            if experts and choices:
+        for module in facts.model.modules():
+            found = _router_facts(module)
+            if found.experts and found.choices:
                 for child in module.children():
-                    if vars(child).get("out_features") == experts:
-                        bounded = _number(module, _CAPACITY) > 0
-                        self._linear[id(child)] = RouterFacts(experts, choices, bounded)
+                    if vars(child).get("out_features") == found.experts:
+                        self._linear[id(child)] = found
 
     def detach(self) -> None:
         super().detach()
@@ -127,35 +111,21 @@ class Experts(Analysis):
         self._bounded.clear()
 
     def output(self, seen: ModuleOutput) -> None:
-        facts, returns_choices = self._facts_of(seen)
+        linear = self._linear.get(id(seen.module))
+        facts = linear or _router_facts(seen.module)
         logits = _logits(seen.arrays, facts.experts) if facts.experts > 1 else None
         if logits is None:
             return
         values = as_float64(logits.array.reshape(-1, facts.experts))
         chosen = _chosen(seen.arrays, facts, len(values))
         if chosen is None:
-            if returns_choices:
-                return
+            if linear is None:
+                return  # only its choices would make it a router
             chosen = top_experts(values, facts.choices)
         found = routing(values, chosen)
         self._found.setdefault(logits.name, []).append(found)
         if facts.bounded or found.dropped:
             self._bounded.add(logits.name)
-
-    def _facts_of(self, seen: ModuleOutput) -> tuple[RouterFacts, bool]:
-        """Return what is known of a module, and whether only its choices make it a router."""
-        module, linear = seen.module, self._linear.get(id(seen.module))
-        if linear is not None:
-            return linear, False
-        found = RouterFacts(
-            _number(module, _EXPERTS), _number(module, _CHOICES), _number(module, _CAPACITY) > 0
-        )
-        if self._named is not None and self._named.search(seen.name):
-            last = [each.array.shape[-1] for each in seen.arrays if _is_float(each.array)]
-            experts = found.experts or (last[0] if last else 0)
-            choices = self._top_k or found.choices or 1
-            return found._replace(experts=experts, choices=choices), False
-        return found, True
 
     def end_step(self) -> None:
         for name, calls in self._found.items():
@@ -179,6 +149,12 @@ def _mean(numbers: list[float]) -> float:
     return float(np.mean(numbers))
 
 
+def _router_facts(module: Any) -> RouterFacts:
+    return RouterFacts(
+        _number(module, _EXPERTS), _number(module, _CHOICES), _number(module, _CAPACITY) > 0
+    )
+
+
 def _number(module: Any, names: tuple[str, ...]) -> int:
     """Return the first of these attributes that is a positive number; 0 if there is none.
 
@@ -194,13 +170,9 @@ def _number(module: Any, names: tuple[str, ...]) -> int:
 def _logits(arrays: tuple[OutputArray, ...], experts: int) -> OutputArray | None:
     """Return the first array of floats with one number per expert."""
     for each in arrays:
-        if _is_float(each.array) and each.array.shape[-1] == experts:
+        if each.array.dtype.kind not in "biucO" and each.array.shape[-1:] == (experts,):
             return each
     return None
-
-
-def _is_float(array: NDArray[Any]) -> bool:
-    return array.ndim > 0 and array.dtype.kind not in "biucO"
 
 
 def _chosen(

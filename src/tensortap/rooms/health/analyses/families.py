@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 from tensortap.rooms.health.analyses.analysis import Analysis
 
-Chosen: TypeAlias = bool | Sequence[str] | Mapping[str, Mapping[str, Any]]
-"""All families or none, their names, or their names with options of their own."""
-
-_NO_OPTIONS: dict[str, Any] = {}
+Chosen: TypeAlias = bool | Sequence[str]
+"""All families or none, or their names."""
 
 FAMILIES: dict[str, str | type[Analysis]] = {
     "norms": "norms.Norms",
@@ -24,24 +22,18 @@ FAMILIES: dict[str, str | type[Analysis]] = {
 """Module and class of each family: they are imported only if somebody wants them."""
 
 
-def chosen_families(analyses: Chosen | None) -> dict[str, Mapping[str, Any]]:
-    """Return the families that the option `analyses` means, each with its own options.
+def chosen_families(analyses: Chosen | None) -> tuple[str, ...]:
+    """Return the families that the option `analyses` means.
 
-    >>> chosen_families(["norms"]), chosen_families({"experts": {"top_k": 2}})
-    ({'norms': {}}, {'experts': {'top_k': 2}})
+    >>> chosen_families(["updates", "norms"])
+    ('norms', 'updates')
     """
-    if analyses is None or isinstance(analyses, bool):
-        return {name: {} for name in FAMILIES} if analyses else {}
-    given = analyses if isinstance(analyses, Mapping) else dict.fromkeys(analyses, _NO_OPTIONS)
-    for name, options in given.items():
+    chosen = FAMILIES if analyses is True else analyses or ()
+    for name in chosen:
         if name not in FAMILIES:
             known = ", ".join(FAMILIES)
             raise ValueError(f"analyses has no {name!r:.80}; choose from {known}, or pass True")
-        for option in options:
-            if option not in family(name).options:
-                known = ", ".join(family(name).options) or "none"
-                raise ValueError(f"analyses: {name!r} has no option {option!r:.80}, but {known}")
-    return {name: given[name] for name in FAMILIES if name in given}
+    return tuple(name for name in FAMILIES if name in chosen)
 
 
 def family(name: str) -> type[Analysis]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tensortap.capture.pipeline import pipeline
@@ -33,12 +33,12 @@ class Analyses(StepListener):
 
     def __init__(
         self,
-        families: Mapping[str, Mapping[str, Any]],
+        families: Iterable[str],
         observer: Observer,
     ) -> None:
         self._analyses = {
-            name: family(name)(functools.partial(self._give, name), observer.unseen, **options)
-            for name, options in families.items()
+            name: family(name)(functools.partial(self._give, name), observer.unseen)
+            for name in families
         }
         self._observer = observer
         self._heads: dict[tuple[Kind, str, str, str], Record] = {}
@@ -89,18 +89,11 @@ class Analyses(StepListener):
         self._send_given()
 
     def _give(
-        self,
-        family: str,
-        kind: Kind,
-        name: str,
-        numbers: Mapping[str, float],
-        placements: str,
+        self, family: str, kind: Kind, name: str, numbers: Mapping[str, float], placements: str
     ) -> None:
-        heads = [self._head(kind, name, quantity, placements) for quantity in numbers]
-        values = [float(number) for number in numbers.values()]
-        given = self._given.setdefault(family, ([], []))
-        given[0].extend(heads)
-        given[1].extend(values)
+        heads, values = self._given.setdefault(family, ([], []))
+        heads.extend(self._head(kind, name, quantity, placements) for quantity in numbers)
+        values.extend(map(float, numbers.values()))
 
     def _send_given(self) -> None:
         """Send the numbers of this step: together, because there are many of them."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
-from tensortap.rooms.health.analyses.attention_stats import (
+from tensortap.rooms.health.analyses.attention import (
     QuerySample,
     attention_logits,
     causal_mask,

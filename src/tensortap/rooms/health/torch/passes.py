@@ -77,20 +77,31 @@ class _Pass:
 
 
 class PassWatch:
-    """Watches the forward passes of a model."""
+    """Watches the forward passes of a model, and in which dtypes its layers compute."""
 
     def __init__(self, root: nn.Module, guarded: Callable[..., None]) -> None:
         self._root = root
         self._guarded = guarded
         self._undo: list[Callable[[], None]] = []
         self._number = self._evaluations = 0
+        self._is_checked = True  # whether dtypes are looked at in this step
         self._passes: list[_Pass] = []
         self._running: _Pass | None = None
+        self._forget_dtypes()
+
+    def _forget_dtypes(self) -> None:
+        self._low: dict[str, None] = {}  # layers that computed in 16 bits
+        self._full: dict[str, None] = {}
+        self._double = False
+        self._autocast: Literal["", "forward", "after"] = ""
 
     def attach(self) -> None:
         before = ModuleHook(functools.partial(self._guarded, self._on_inputs))
         after = ModuleHook(functools.partial(self._guarded, self._on_output))
         self._undo.append(hook_module(self._root, before, before=True, with_kwargs=True))
+        for name, module in self._root.named_modules():
+            if isinstance(module, _CAST):
+                self._undo.append(hook_module(module, ModuleHook(self._layer_hook(name))))
         self._undo.append(hook_module(self._root, after))
 
     def detach(self) -> None:
@@ -102,8 +113,8 @@ class PassWatch:
     def has_evaluated(self) -> bool:
         return any(not (each.training and each.gradients) for each in self._passes)
 
-    def end_step(self) -> tuple[PassFacts, ...]:
-        """Return the passes of the step, and begin the next one.
+    def end_step(self) -> tuple[tuple[PassFacts, ...], PrecisionFacts | None]:
+        """Return the passes of the step and its dtypes if somebody looked; begin the next one.
 
         Outputs may be differentiated after the end of a step, so unused ones wait for one more.
         """
@@ -111,9 +122,22 @@ class PassWatch:
         done = [each for each in self._passes if each not in waiting]
         for each in waiting:
             each.waited = True
+        precision = self._precision() if self._low or self._full or self._double else None
         self._passes, self._running = waiting, None
         self._number += 1
-        return tuple(each.facts() for each in done)
+        self._is_checked = is_checked(self._number)
+        self._forget_dtypes()
+        return tuple(each.facts() for each in done), precision
+
+    def _precision(self) -> PrecisionFacts:
+        dtypes = {p.dtype for p in self._root.parameters() if p.is_floating_point()}
+        return PrecisionFacts(
+            dtypes == {torch.float32},
+            tuple(self._low),
+            tuple(name for name in self._full if name not in self._low),
+            self._double and torch.float64 not in dtypes,
+            self._autocast,
+        )
 
     def _on_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._running = None
@@ -121,7 +145,7 @@ class PassWatch:
             return
         training = self._root.training
         if training and torch.is_grad_enabled():
-            looks = is_checked(self._number)
+            looks = self._is_checked
         else:
             self._evaluations += 1
             looks = is_checked(self._evaluations) or self._evaluations <= _FIRST_EVALUATIONS
@@ -132,6 +156,16 @@ class PassWatch:
         self._passes.append(self._running)
 
     def _on_output(self, module: nn.Module, args: Any, output: Any) -> None:
+        looks_at_dtypes = self._looks_at_dtypes()
+        if self._running is None and not looks_at_dtypes:
+            return
+        found = [tensor for _, tensor in tensors_in(output, torch.Tensor)]
+        if looks_at_dtypes:
+            given = [tensor.dtype for _, tensor in tensors_in(args, torch.Tensor)]
+            made = [tensor.dtype for tensor in found]
+            self._double = torch.float64 in made and torch.float64 not in given
+            if _is_autocast(self._root):
+                self._autocast = "forward"
         running, self._running = self._running, None
         if running is None:
             return
@@ -139,7 +173,6 @@ class PassWatch:
         if before is not None and not torch.equal(before, torch.get_rng_state()):
             # a dropout module that is left in train() mode is meant to be random
             running.random = not any(each.training for each in self._root.modules())
-        found = [tensor for _, tensor in tensors_in(output, torch.Tensor)]
         with quiet():
             if running.rows_differ and found and is_readable(found[0]):
                 is_float = found[0].is_floating_point()
@@ -152,6 +185,30 @@ class PassWatch:
             look = functools.partial(self._guarded, _on_gradient, running)
             hide_from_compiler(look)
             tensor.register_hook(torch.utils.hooks.unserializable_hook(look))
+
+    def _layer_hook(self, name: str) -> Callable[..., None]:
+        """Return a hook on a layer that returns at once in most steps: there are many of them."""
+
+        def look(*args: Any) -> None:
+            if self._is_checked:
+                self._guarded(self._on_layer, name, *args)
+
+        return look
+
+    def _looks_at_dtypes(self) -> bool:
+        return self._is_checked and self._root.training and torch.is_grad_enabled()
+
+    def _on_layer(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if self._looks_at_dtypes() and isinstance(output, torch.Tensor):
+            if output.dtype in (torch.float16, torch.bfloat16):
+                self._low[name] = None
+            elif output.dtype is torch.float32:
+                self._full[name] = None
+
+    def on_computed(self) -> None:
+        """Note whether autocast is active in the backward pass, or in the optimizer's step."""
+        if self._is_checked and not self._autocast and _is_autocast(self._root):
+            self._autocast = "after"
 
 
 def _on_gradient(this: _Pass, gradient: torch.Tensor | None) -> None:
@@ -173,85 +230,6 @@ def _rows_are_equal(tensor: torch.Tensor) -> bool | None:
     rows = tensor.detach()[:_ROWS].reshape(min(len(tensor), _ROWS), -1)
     rows = rows[:, :: -(-rows.shape[1] // _COLUMNS) | 1]
     return bool((rows[1:] == rows[0]).all())
-
-
-class PrecisionWatch:
-    """Watches in which dtypes the layers that autocast concerns compute."""
-
-    def __init__(self, root: nn.Module, guarded: Callable[..., None]) -> None:
-        self._root = root
-        self._guarded = guarded
-        self._undo: list[Callable[[], None]] = []
-        self._number = 0
-        self._is_checked = True
-        self._forget()
-
-    def _forget(self) -> None:
-        self._low: dict[str, None] = {}  # layers that computed in 16 bits
-        self._full: dict[str, None] = {}
-        self._double = False
-        self._autocast: Literal["", "forward", "after"] = ""
-
-    def attach(self) -> None:
-        layers = [(name, m) for name, m in self._root.named_modules() if isinstance(m, _CAST)]
-        for name, module in layers:
-            self._undo.append(hook_module(module, ModuleHook(self._hook(name))))
-        hook = ModuleHook(functools.partial(self._guarded, self._on_result))
-        self._undo.append(hook_module(self._root, hook))
-
-    def detach(self) -> None:
-        while self._undo:
-            self._guarded(self._undo.pop())
-
-    def _hook(self, name: str) -> Callable[..., None]:
-        """Return a hook on a layer that returns at once in most steps: there are many of them."""
-
-        def look(*args: Any) -> None:
-            if self._is_checked:
-                self._guarded(self._on_output, name, *args)
-
-        return look
-
-    def _looks(self) -> bool:
-        return self._is_checked and self._root.training and torch.is_grad_enabled()
-
-    def _on_output(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
-        if self._looks() and isinstance(output, torch.Tensor):
-            if output.dtype in (torch.float16, torch.bfloat16):
-                self._low[name] = None
-            elif output.dtype is torch.float32:
-                self._full[name] = None
-
-    def _on_result(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._looks():
-            given = [tensor.dtype for _, tensor in tensors_in(args, torch.Tensor)]
-            made = [tensor.dtype for _, tensor in tensors_in(output, torch.Tensor)]
-            self._double = torch.float64 in made and torch.float64 not in given
-            if _is_autocast(self._root):
-                self._autocast = "forward"
-
-    def on_computed(self) -> None:
-        """Note whether autocast is active in the backward pass, or in the optimizer's step."""
-        if not self._autocast and _is_autocast(self._root):
-            self._autocast = "after"
-
-    def end_step(self) -> PrecisionFacts | None:
-        """Return the facts of the step, None if nobody looked; begin the next one."""
-        looked = self._is_checked and bool(self._low or self._full or self._double)
-        facts = None
-        if looked:
-            dtypes = {p.dtype for p in self._root.parameters() if p.is_floating_point()}
-            facts = PrecisionFacts(
-                dtypes == {torch.float32},
-                tuple(self._low),
-                tuple(name for name in self._full if name not in self._low),
-                self._double and torch.float64 not in dtypes,
-                self._autocast,
-            )
-        self._number += 1
-        self._is_checked = is_checked(self._number)
-        self._forget()
-        return facts
 
 
 def _is_autocast(root: nn.Module) -> bool:

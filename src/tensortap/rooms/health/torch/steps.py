@@ -18,7 +18,6 @@ from torch import nn
 from tensortap.rooms.health.step_facts import ParameterFacts, StepFacts
 from tensortap.rooms.health.torch.passes import (
     PassWatch,
-    PrecisionWatch,
     is_checked,
     is_readable,
     sample,
@@ -175,7 +174,6 @@ class StepWatch:
     def __init__(self, tracked: TrackedModule, guarded: Callable[..., None]) -> None:
         self._root = root = tracked.root
         self._passes = PassWatch(root, guarded)
-        self._precision = PrecisionWatch(root, guarded)
         inner = (each.optimizer for each in tracked.optimizers if not each.wraps)
         self._optimizers = [each for each in inner if isinstance(each, torch.optim.Optimizer)]
         self._parameters = tracked.parameters
@@ -217,7 +215,6 @@ class StepWatch:
                 hook = ModuleHook(functools.partial(self._guarded, self._on_dropout, name))
                 self._undo.append(hook_module(module, hook, before=True))
         self._passes.attach()
-        self._precision.attach()
         for optimizer in self._optimizers:
             hooks = {
                 optimizer.register_step_pre_hook: self._before_step,
@@ -251,7 +248,6 @@ class StepWatch:
         while self._undo:
             self._guarded(self._undo.pop())
         self._passes.detach()
-        self._precision.detach()
         for gradient in (each for watched in self._watched.values() for each in watched):
             gradient.close()
         self._watched.clear()
@@ -263,13 +259,13 @@ class StepWatch:
     def _on_dropout(self, name: str, module: nn.Module, args: Any) -> None:
         if backward_pass() != -1:
             self._dropout.pop(name, None)  # a checkpoint computes it again, with gradients
-        elif module.training and self._root.training and not torch.is_grad_enabled() and module.p:
-            self._dropout[name] = None
+        elif module.training and self._root.training and not torch.is_grad_enabled():
+            if vars(module).get("p"):
+                self._dropout[name] = None
 
     def _on_computed(self, gradient: _WatchedGradient, parameter: nn.Parameter) -> None:
         gradient.on_computed()
-        if is_checked(self._number):
-            self._precision.on_computed()
+        self._passes.on_computed()
 
     def _on_zero_grad(self, optimizer: Any) -> None:
         watched = self._watched.get(id(optimizer), ())
@@ -290,8 +286,7 @@ class StepWatch:
             self._discarded |= lost
             self._carried |= carried
             self._repeated |= same
-        if is_checked(self._number):
-            self._precision.on_computed()
+        self._passes.on_computed()
         if is_checked(self._number) and getattr(optimizer, "found_inf", None) is None:
             with quiet():
                 self._samples = dict(_with_gradient(optimizer))
@@ -337,6 +332,7 @@ class StepWatch:
             for name, parameter in parameters.items()
         )
         groups = [group for each in self._optimizers for group in each.param_groups]
+        passes, precision = self._passes.end_step()
         facts = StepFacts(
             step,
             found,
@@ -349,8 +345,8 @@ class StepWatch:
             self._late,
             self._has_modes and bool(self._steps) and not self._root.training,
             tuple(self._dropout),
-            self._passes.end_step(),
-            self._precision.end_step(),
+            passes,
+            precision,
             **self._initial,
             **self._structure(optimized),
         )

@@ -135,9 +135,13 @@ def repeated_layers(root: nn.Module) -> tuple[tuple[str, int], ...]:
     found = []
     for name, module in root.named_modules():
         if isinstance(module, (nn.Sequential, nn.ModuleList)):
-            layers = collections.Counter(map(id, module))
-            with_weights = (each for each in module if next(each.parameters(), None) is not None)
-            most = max((layers[id(each)] for each in with_weights), default=0)
+            held = module._modules.values()  # iterating over it may run code of the user
+            layers = collections.Counter(id(each) for each in held if _has_weights(each))
+            most = max(layers.values(), default=0)
             if most > 1:
                 found.append((name or type(module).__name__, most))
     return tuple(found)
+
+
+def _has_weights(module: nn.Module | None) -> bool:
+    return module is not None and next(module.parameters(), None) is not None
