@@ -51,7 +51,6 @@ def films() -> list[tuple[str, str, list[np.ndarray]]]:
         ("surface", "surface", [hills]),
         ("histogram", "histogram", [values * 0.6 - 0.8, values * (1 + 0.2 * np.tanh(values))]),
         ("pca", "pca", [points]),
-        ("pca_lowrank", "pca_lowrank", [points[::-1]]),
         ("tsne", "tsne", [points]),
         ("grid", "grid", [filters]),
         ("auto", "auto, of a number", [np.asarray(each) for each in loss]),

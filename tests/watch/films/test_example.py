@@ -10,7 +10,7 @@ import torch
 
 from tests.watch.films.filming import frames_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow

@@ -61,8 +61,7 @@ def test_draws_odd_tensors(mode):
 
 def test_draws_values_that_are_not_tensors():
     painter = Painter(Style(size=(320, 240)))
-    for value in (1, 2.5, True, 10**30, None, "text", Number("complex", (1.0, 2.0)),
-                  Number("int", text=hex(10**40))):  # fmt: skip
+    for value in (1, 2.5, True, 10**30, None, "text", Number("complex", (1.0, 2.0))):
         assert painter.draw(record(value)).shape == (240, 320, 4)
 
 
@@ -233,12 +232,6 @@ def test_draws_a_number_as_a_curve():
     marks = np.nonzero(near(frame[60:240], NAN_COLOR, 0))[1]
     middle = (columns.min() + columns.max()) / 2
     assert abs(marks.mean() - middle) < 15
-
-
-def test_draws_exponents_of_statistics_without_values():
-    stats = FrameContent(record(X)).summary
-    frame = Painter(Style(size=(320, 240))).draw(record(None, stats=stats))[..., :3]
-    assert near(frame, THEMES["dark"].accent, 10).sum() > 500
 
 
 @pytest.mark.parametrize(
