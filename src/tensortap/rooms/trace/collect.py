@@ -33,7 +33,6 @@ class TraceOptions(NamedTuple):
 
     every: int = 1
     gathering_interval: int | None = None
-    rebind: str = "all"
     changed: bool = True
     mode: str = "both"
     pre_save_callbacks: Iterable[Callback] = ()
@@ -56,7 +55,6 @@ class TraceOptions(NamedTuple):
         check_count("every", self.every)
         if self.gathering_interval is not None:
             check_count("gathering_interval", self.gathering_interval)
-        check_choice("rebind", self.rebind, ("all", "last"))
         check_choice("mode", self.mode, ("train", "eval", "both"))
         of_paths = {
             path: _checked_callbacks(own or {}, path) for path, own in self.of_paths.items()

@@ -140,17 +140,6 @@ def _stored_by(instruction: dis.Instruction) -> tuple[str, ...]:
     return instruction.argval[:1] if instruction.opname == "STORE_FAST_LOAD_FAST" else ()
 
 
-def nested(code: CodeType, name: str) -> CodeType | None:
-    """Return the code of a function that is defined inside another one."""
-    for one in code.co_consts:
-        if isinstance(one, CodeType):
-            if one.co_name == name:
-                return one
-            if one.co_name in COMPREHENSIONS and (found := nested(one, name)) is not None:
-                return found
-    return None
-
-
 def _unmangled(name: str, code: CodeType) -> str:
     """Return a name as written in the source: in a class, ``__x`` is compiled to ``_Class__x``."""
     prefix, _, rest = name.partition("__")
