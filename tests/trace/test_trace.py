@@ -344,53 +344,6 @@ def test_pre_save_callbacks_change_and_discard_values():
     assert seen == ["y"] * 4
 
 
-def test_callbacks_of_single_paths_replace_the_general_ones():
-    tenfold = {"pre_save_callbacks": lambda name, value: value * 10}
-    paths = {"x.*": tenfold, "y": {"post_gather_callbacks": [stack]}, "return": None}
-    with tap.trace(pairs, paths, pre_save_callbacks=[lambda name, value: -value]) as tracer:
-        for i in range(1, 3):
-            pairs([i, 2 * i])
-    assert values(tracer, "x.0") == [10, 20]
-    assert values(tracer, "x.1") == [20, 40]
-    assert [one.tolist() for one in values(tracer, "y")] == [[-3, -6]]
-    assert values(tracer, "return") == [-3, -6]
-    with pytest.raises(ValueError, match=r"of 'y' must be 'pre_save_callbacks', .*'post'"):
-        tap.trace(pairs, {"y": {"post": [stack]}})
-    with pytest.raises(TypeError, match="'y' needs a dict like"):
-        tap.trace(pairs, {"y": [stack]})
-
-
-def pairs(x):
-    y = sum(x)
-    return y  # noqa: RET504
-
-
-# -- attributes of the object -----------------------------------------------------------
-
-
-class Counter:
-    def __init__(self):
-        self.seen = np.zeros(1)
-        self.name = "counter"
-
-    def step(self):
-        np.add(self.seen, 2, out=self.seen)
-
-
-@pytest.mark.parametrize("changed", [True, False])
-def test_attributes_are_also_taken_at_the_return(changed):
-    with tap.trace(
-        counter := Counter(), ["step.self.seen", "step.self.name"], changed=changed
-    ) as tracer:
-        counter.step()
-        counter.step()
-    seen, name = tracer.results["step.self.seen"], tracer.results["step.self.name"]
-    expected = [(0, 0), (2, 0), (4, 1)] if changed else [(0, 0), (2, 0), (2, 1), (4, 1)]
-    assert [(one[0], i) for one, i in zip(seen.values, seen.iterations, strict=True)] == expected
-    assert name.iterations == ([0] if changed else [0, 1])
-    assert name.orders == [0] * len(name.values)
-
-
 # -- gathering, in one process -------------------------------------------------------------
 
 

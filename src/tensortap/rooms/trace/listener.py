@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import collections
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any, TypeAlias
 
 from tensortap.capture.pipeline import pipeline
 from tensortap.rooms.trace.collect import ValueCollector
-from tensortap.rooms.trace.copies import fingerprint
-from tensortap.rooms.trace.functions import this_name
 from tensortap.rooms.trace.paths import ANY, MANY, follow, join, nearest, parts
 from tensortap.rooms.trace.resolve import LocalProbe, TracedFunction, how_to_trace
 from tensortap.rooms.trace.results import Iteration
@@ -103,18 +101,14 @@ class FunctionListener:
         self._last_forward = -1  # the last call of the model in whose forward pass it ran
         # records of a plain function have its name in front
         self.prefix = "" if traced.path else f"{traced.function.__name__}."
-        # attributes of the object may change in place, so they are also taken at the return
-        self.this = this_name(traced.function.__code__)
         self.by_name: dict[str | None, list[LocalProbe]] = {}
         for probe in probes:
             self.by_name.setdefault(probe.name, []).append(probe)
-        own = self.by_name.get(self.this, ()) if self.this else ()
-        self.at_return = [probe for probe in own if probe.inside]
 
     def spec(self) -> ProbeSpec:
         """Return what the function has to report."""
         names = frozenset(name for name in self.by_name if name is not None)
-        return ProbeSpec(names, None in self.by_name or bool(self.at_return))
+        return ProbeSpec(names, None in self.by_name)
 
     def call(self) -> TracedCall | None:
         """Begin a call; return None if it is not traced."""
@@ -191,20 +185,16 @@ class FunctionListener:
 class TracedCall:
     """One call of a traced function."""
 
-    __slots__ = ("_listener", "_marks", "_orders", "_this", "iteration")
+    __slots__ = ("_listener", "_orders", "iteration")
 
     def __init__(self, listener: FunctionListener, iteration: Iteration) -> None:
         self.iteration = iteration
         self._listener = listener
         self._orders: dict[str, int] = {}
-        self._this: Any = None  # the object that the function was called on
-        self._marks: dict[str, Hashable] = {}  # fingerprints of its attributes
 
     def bind(self, name: str | None, value: Any, part: str | None) -> None:
         """Take a binding of a name, or of a `part` of its value."""
         probes = self._listener.by_name.get(name, ())
-        if name is not None and name == self._listener.this and self._listener.at_return:
-            self._this = value
         # where several probes match, each path is kept once per binding
         kept: set[str] | None = set() if len(probes) > 1 else None
         for probe in probes:
@@ -213,16 +203,10 @@ class TracedCall:
                 self._take(probe, value, kept)
 
     def result(self, value: Any) -> None:
-        """Take a value that is returned or yielded, and what has changed in the object."""
+        """Take a value that is returned or yielded."""
         self.bind(None, value, None)
-        if self._this is not None:
-            kept: set[str] = set()
-            for probe in self._listener.at_return:
-                self._take(probe, self._this, kept, again=True)
 
-    def _take(
-        self, probe: LocalProbe, value: Any, kept: set[str] | None, again: bool = False
-    ) -> None:
+    def _take(self, probe: LocalProbe, value: Any, kept: set[str] | None) -> None:
         probe.bound += 1
         if not probe.inside:
             self._keep(probe, "", value, kept)
@@ -230,31 +214,19 @@ class TracedCall:
         exists = False
         for path, part in follow(value, probe.inside):
             exists = True
-            self._keep(probe, "." + join(path) if path else "", part, kept, again)
+            self._keep(probe, "." + join(path) if path else "", part, kept)
         if not exists and not probe.kept:
             probe.parts = tuple([name for name, _ in parts(value)]) or probe.parts
             if isinstance(value, FunctionType):
                 probe.callee = value
 
-    def _keep(
-        self,
-        probe: LocalProbe,
-        suffix: str,
-        value: Any,
-        kept: set[str] | None,
-        again: bool = False,
-    ) -> None:
+    def _keep(self, probe: LocalProbe, suffix: str, value: Any, kept: set[str] | None) -> None:
         path = probe.label + suffix
         if kept is not None:
             if path in kept:
                 probe.kept += 1
                 return
             kept.add(path)
-        if self._this is not None and probe in self._listener.at_return:
-            mark = fingerprint(value)
-            if again and (mark is None or mark == self._marks.get(path)):
-                return
-            self._marks[path] = mark
         order = self._orders.get(path, 0)
         self._orders[path] = order + 1
         name = self._listener.prefix + path

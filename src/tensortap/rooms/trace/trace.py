@@ -209,7 +209,7 @@ def _resolver(target: Any) -> tuple[Any, Resolver]:
 
 def trace(
     target: Any,
-    paths: str | Sequence[str] | Mapping[str, Mapping[str, Any] | None],
+    paths: str | Sequence[str],
     *,
     every: int = 1,
     gathering_interval: int | None = None,
@@ -233,9 +233,7 @@ def trace(
     the values of all ranks are gathered to rank 0 of `group`. `results=False` keeps no values in
     memory, only in the open run or the live session. Callbacks before a value is kept are called
     as ``f(name, value)`` and return what to keep, or None; callbacks before and after gathering and
-    at the end are called as ``f(name, values, iterations, ranks)`` and change the lists. `paths`
-    may be a dict with callbacks of single paths, which are called instead of the general ones:
-    ``{"forward.x": {"post_gather_callbacks": [mean]}, "forward": None}``.
+    at the end are called as ``f(name, values, iterations, ranks)`` and change the lists.
 
     >>> def mean(xs):
     ...     total = sum(xs)
@@ -248,7 +246,6 @@ def trace(
     options = TraceOptions(
         every, gathering_interval, changed, mode, pre_save_callbacks, pre_gather_callbacks,
         post_gather_callbacks, post_trace_callbacks, group, results,
-        dict(paths) if isinstance(paths, Mapping) else {},
     ).checked()  # fmt: skip
     if not isinstance(paths, Iterable):
         raise TypeError(f"paths must be a path like 'forward.x' or several, got {paths!r:.80}")

@@ -17,7 +17,7 @@ def film(
     name: str = typer.Argument(..., help="Name of a record."),
     target: Path = typer.Argument(..., help="out.mp4 or out.gif."),
     mode: str = typer.Option(
-        "auto", help="auto, image, surface, histogram, pca, tsne or grid."
+        "auto", help="auto, image, surface, histogram, pca or tsne."
     ),
     size: str = typer.Option("640x480", metavar="WxH", help="Size of the frames in pixels."),
     fps: float = typer.Option(20.0, help="Frames per second."),

@@ -7,23 +7,27 @@ from numpy.typing import NDArray
 
 from tensortap.core.record import Record
 from tensortap.rooms.watch.films.canvas import Canvas, fitted
-from tensortap.rooms.watch.films.images import GridPicture, ImagePicture, tile_shape
+from tensortap.rooms.watch.films.images import ImagePicture
 from tensortap.rooms.watch.films.legend import draw_heading, draw_statistics
 from tensortap.rooms.watch.films.picture import FrameContent, Picture
-from tensortap.rooms.watch.films.plots import CurvePicture, HistogramPicture
+from tensortap.rooms.watch.films.plots import HistogramPicture
 from tensortap.rooms.watch.films.projections import ProjectionPicture, point_shape
 from tensortap.rooms.watch.films.style import FrameLayout, Style
 from tensortap.rooms.watch.films.surface import SurfacePicture
+from tensortap.text.tensors import number
 
 
 class MessagePicture(Picture):
-    """The reason why there is nothing to draw."""
+    """A single number as text, or the reason why there is nothing to draw."""
 
     def draw(self, canvas: Canvas, content: FrameContent) -> None:
-        """Write the reason."""
+        """Write the text."""
+        words = "no numbers to draw"
+        if content.array is not None and content.array.size == 1 and content.summary is not None:
+            words = number(content.summary.min, 6)
         box, size = self._layout.room, self._layout.title
         x, y = (box.left + box.right) / 2, (box.top + box.bottom) / 2
-        text = fitted("no numbers to draw", size, box.width)
+        text = fitted(words, size, box.width)
         canvas.text(x, y, text, size, self._layout.colors.dim, "middle")
 
 
@@ -31,8 +35,6 @@ _PICTURES: dict[str, type[Picture]] = {
     "image": ImagePicture,
     "surface": SurfacePicture,
     "histogram": HistogramPicture,
-    "grid": GridPicture,
-    "curve": CurvePicture,
     "pca": ProjectionPicture,
     "tsne": ProjectionPicture,
     "message": MessagePicture,
@@ -42,8 +44,7 @@ _PICTURES: dict[str, type[Picture]] = {
 def mode_for(mode: str, content: FrameContent) -> tuple[str, str]:
     """Return the mode in which a tensor is drawn, and why it is not the one of the style.
 
-    A tensor whose shape does not fit the mode is drawn as in ``"auto"``. ``"message"`` means that
-    there is nothing to draw.
+    A tensor whose shape does not fit the mode is drawn as in ``"auto"``. ``"message"`` is text.
     """
     array, shape = content.array, content.inner
     if array is None or not array.size:
@@ -51,13 +52,13 @@ def mode_for(mode: str, content: FrameContent) -> tuple[str, str]:
     is_matrix = len(shape) == 2
     has_points = point_shape(shape) is not None
     fits = {
-        "auto": False, "histogram": True, "image": is_matrix, "grid": tile_shape(shape) is not None,
+        "auto": False, "histogram": True, "image": is_matrix,
         "surface": is_matrix and min(shape) > 1, "pca": has_points, "tsne": has_points,
     }  # fmt: skip
     if fits[mode]:
         return mode, ""
     is_scalar = array.size == 1 and not shape
-    auto = "curve" if is_scalar else "image" if is_matrix else "histogram"
+    auto = "message" if is_scalar else "image" if is_matrix else "histogram"
     return auto, "" if mode == "auto" else f"no {mode} of this shape"
 
 

@@ -54,7 +54,7 @@ def draw_statistics(canvas: Canvas, layout: FrameLayout, content: FrameContent) 
     ):
         if count:
             words = f"{name} {short_count(count, 5)}"
-            x -= canvas.badge(x, y, words, size, color) + size * 0.5
+            x -= canvas.text(x, y, words, size, color, "right") + size
     room = x - layout.margin
     texts = _statistics(summary)
     text = next((each for each in texts if text_width(each, size) <= room), "")

@@ -27,8 +27,8 @@ log = logging.getLogger("tensortap")
 class Recorder:
     """Films tensors, one film per name: call it with records, then `close` it.
 
-    `mode` is ``auto`` (matrices as images, single numbers as curves, others as histograms),
-    ``image``, ``surface``, ``histogram``, ``pca``, ``tsne`` or ``grid``; `range` is ``follow``,
+    `mode` is ``auto`` (matrices as images, others as histograms),
+    ``image``, ``surface``, ``histogram``, ``pca`` or ``tsne``; `range` is ``follow``,
     ``exact`` or a pair. A new file starts after `max_frames`.
 
     >>> import tempfile, numpy

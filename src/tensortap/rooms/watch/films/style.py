@@ -13,7 +13,7 @@ from tensortap.text.colors import THEMES, FilmTheme, color_table, mixed, parse_c
 from tensortap.text.reals import Range, nonempty
 from tensortap.text.tensors import number
 
-MODES = ("auto", "image", "surface", "histogram", "pca", "tsne", "grid")
+MODES = ("auto", "image", "surface", "histogram", "pca", "tsne")
 SEED = 0  # for sampling rows, and for t-SNE: the same film each time
 Ticks = list[tuple[float, str]]  # positions and labels
 _MIN_SIZE, _MAX_SIZE = (160, 120), 8192  # pixels; text has no room in smaller frames

@@ -52,7 +52,8 @@ class SurfacePicture(Picture):
         layout, box, theme = self._layout, self._layout.room, self._layout.colors
         if self._view is None or (self._view.rows, self._view.columns) != content.inner:
             room = box._replace(right=box.right - layout.bar_width)
-            self._view = SurfaceView(*content.inner, room)
+            rows, columns = content.inner
+            self._view = SurfaceView(rows, columns, room)
             draw_edges(canvas, self._view, theme.line)
             self._empty = canvas.pixels.copy()
         elif self._empty is not None:
