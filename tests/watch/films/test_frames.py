@@ -119,7 +119,7 @@ def test_shows_one_nan_among_four_million():
         middle = 60 + y.mean(), x_at.mean()
         assert middle[0] == pytest.approx(rows.min() + down * np.ptp(rows), abs=3)
         assert middle[1] == pytest.approx(columns.min() + across * np.ptp(columns), abs=3)
-        assert near(frame[430:], color, 0).sum() > 20  # its count
+        assert near(frame[430:], color, 90).sum() > 20  # its count, in thin letters
 
 
 def test_shrinking_keeps_extremes():
