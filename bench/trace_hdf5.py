@@ -26,7 +26,7 @@ def hdf5() -> list[Row]:
     def ours() -> float:
         (folder / "ours.h5").unlink(missing_ok=True)
         start = time.perf_counter()
-        saver = tap.HDF5(folder / "ours.h5", chunks=1)
+        saver = tap.HDF5(folder / "ours.h5")
         for i in range(_COUNT):
             saver("forward.x", [tensors[i % 16]], [i], [0])
         saver.close()

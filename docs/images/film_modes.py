@@ -38,23 +38,12 @@ def films() -> list[tuple[str, str, list[np.ndarray]]]:
     values = rng.standard_normal((4, 25, 600)).astype(np.float32)
     centers = rng.standard_normal((5, 24)) * 4
     points = np.concatenate([rng.standard_normal((90, 24)) + center for center in centers])
-    v, u = np.mgrid[-3:4, -3:4] / 3
-    gabors = [
-        np.cos(5 * (u * np.cos(a) + v * np.sin(a)) + p) * np.exp(-(u * u + v * v) * 1.2)
-        for a in np.linspace(0, np.pi, 8, endpoint=False)
-        for p in (0.0, 0.8, 1.6, 2.4)
-    ]
-    filters = np.array(gabors).reshape(16, 2, 7, 7) + 0.12 * rng.standard_normal((16, 2, 7, 7))
-    loss = [np.float32(2.4 * np.exp(-i / 22) + 0.08 * rng.random()) for i in range(90)]
     return [
         ("image", "image", [noisy]),
         ("surface", "surface", [hills]),
         ("histogram", "histogram", [values * 0.6 - 0.8, values * (1 + 0.2 * np.tanh(values))]),
         ("pca", "pca", [points]),
-        ("pca_lowrank", "pca_lowrank", [points[::-1]]),
         ("tsne", "tsne", [points]),
-        ("grid", "grid", [filters]),
-        ("auto", "auto, of a number", [np.asarray(each) for each in loss]),
     ]
 
 

@@ -129,7 +129,7 @@ def test_runs_no_filter_of_the_user(tmp_path, evil, ran, plain_git):
 @pytest.mark.parametrize(
     "reference",
     ["See ../.bashrc", "See ../../home/.bashrc", "See /etc/passwd", "See run.sh", "See .bashrc",
-     "See project.patch\n", "See package./../x.patch", "See package.x.patch/../../.bashrc"],
+     "See project.patch\n", "See package.x.patch"],
 )  # fmt: skip
 def test_rejects_patches_with_other_names(tmp_path, victim, repo, reference):
     project = {"commit_id": repo.commit(), "repository": str(repo.path)}
@@ -199,8 +199,7 @@ def test_opens_only_regular_files(tmp_path, repo, kind):
     secret.write_text("{}")
     project = {"commit_id": repo.commit(), "repository": str(repo.path),
                "git_diff": "See project.patch"}  # fmt: skip
-    run = make_run(tmp_path / "run", project=project,
-                   packages_git_info={"x": {"git_diff": "See package.x.patch"}})  # fmt: skip
+    run = make_run(tmp_path / "run", project=project)
 
     def put(name):
         path = run / name
@@ -213,10 +212,8 @@ def test_opens_only_regular_files(tmp_path, repo, kind):
             path.symlink_to(secret if kind == "link" else "/dev/zero")
 
     put("project.patch")
-    put("package.x.patch")
     made = reproduce(run, tmp_path / "out")
-    assert sum("patch" in text for text in made.missing) == 2
-    assert not (made.folder / "package.x.patch").exists()
+    assert sum("patch" in text for text in made.missing) == 1
     put("runtime_info.json")
     with pytest.raises(NotFound, match="no readable runtime_info"):
         reproduce(run, tmp_path / "out2")

@@ -31,14 +31,6 @@ ROUNDS = [  # each round in a process of its own: statement → (what it replace
     },
     {
         "torch.nn.Linear.forward = functools.partialmethod(new)": (f"{LINEAR}.forward", "replaced"),
-        "torch.nn.functional.silu = networkx.draw_circular": (
-            "torch.nn.functional.silu",
-            "replaced",
-        ),
-        "torch.nn.Bilinear.forward = networkx.draw_circular": (
-            "torch.nn.modules.linear.Bilinear.forward",
-            "replaced",
-        ),
     },
     {
         "torch.nn.Linear.forward = functools.wraps(torch.nn.Linear.forward)(new)": (

@@ -157,26 +157,6 @@ def test_restores_the_code_of_the_function():
 # -- rebinding, change, every --------------------------------------------------------------
 
 
-def test_rebind_last_keeps_the_last_binding_of_a_call():
-    with tap.trace(mean, ["total", "return"], rebind="last") as tracer:
-        mean([1.0, 2.0])
-        mean([4.0])
-    assert values(tracer, "total") == [3.0, 4.0]
-    assert tracer.results["total"].orders == [2, 1]
-    assert values(tracer, "return") == [1.5, 4.0]
-
-
-def test_rebind_last_keeps_the_last_binding_before_an_error():
-    def fails(x):
-        y = x
-        y = x + 1
-        raise KeyError(y)
-
-    with pytest.raises(KeyError, match="2"), tap.trace(fails, ["y"], rebind="last") as tracer:
-        fails(1)
-    assert values(tracer, "y") == [2]
-
-
 def keeps(x):
     y = x
     return y  # noqa: RET504
@@ -222,7 +202,7 @@ def test_changed_compares_objects_by_content_not_repr():
         keeps(box)
     assert [one.value for one in values(tracer, "y")] == [[1], [1, 2]]
     assert tracer.results["y.value"].iterations == [0, 2]
-    with tap.trace(keeps, ["y"], rebind="last") as tracer:  # which copies before it compares
+    with tap.trace(keeps, ["y"]) as tracer:
         for value in (box, box, Box([1, 2])):
             keeps(value)
     assert tracer.results["y"].iterations == [0]
@@ -269,7 +249,6 @@ def test_disable_stops_tracing():
     [
         ({"every": 0}, "every must be at least 1, got 0"),
         ({"gathering_interval": 0}, "gathering_interval must be at least 1, got 0"),
-        ({"rebind": "first"}, "rebind must be 'all' or 'last', got 'first'"),
         ({"mode": "test"}, "mode must be 'train', 'eval' or 'both', got 'test'"),
     ],
 )
@@ -363,60 +342,6 @@ def test_pre_save_callbacks_change_and_discard_values():
     assert values(tracer, "y") == [10, 30]
     assert tracer.results["y"].iterations == [1, 3]
     assert seen == ["y"] * 4
-
-
-def test_callbacks_of_single_paths_replace_the_general_ones():
-    tenfold = {"pre_save_callbacks": lambda name, value: value * 10}
-    paths = {"x.*": tenfold, "y": {"post_gather_callbacks": [stack]}, "return": None}
-    with tap.trace(pairs, paths, pre_save_callbacks=[lambda name, value: -value]) as tracer:
-        for i in range(1, 3):
-            pairs([i, 2 * i])
-    assert values(tracer, "x.0") == [10, 20]
-    assert values(tracer, "x.1") == [20, 40]
-    assert [one.tolist() for one in values(tracer, "y")] == [[-3, -6]]
-    assert values(tracer, "return") == [-3, -6]
-    with pytest.raises(ValueError, match=r"of 'y' must be 'pre_save_callbacks', .*'post'"):
-        tap.trace(pairs, {"y": {"post": [stack]}})
-    with pytest.raises(TypeError, match="'y' needs a dict like"):
-        tap.trace(pairs, {"y": [stack]})
-
-
-def pairs(x):
-    y = sum(x)
-    return y  # noqa: RET504
-
-
-# -- attributes of the object -----------------------------------------------------------
-
-
-class Counter:
-    def __init__(self):
-        self.seen = np.zeros(1)
-        self.name = "counter"
-
-    def step(self):
-        np.add(self.seen, 2, out=self.seen)
-
-
-@pytest.mark.parametrize("changed", [True, False])
-def test_attributes_are_also_taken_at_the_return(changed):
-    with tap.trace(
-        counter := Counter(), ["step.self.seen", "step.self.name"], changed=changed
-    ) as tracer:
-        counter.step()
-        counter.step()
-    seen, name = tracer.results["step.self.seen"], tracer.results["step.self.name"]
-    expected = [(0, 0), (2, 0), (4, 1)] if changed else [(0, 0), (2, 0), (2, 1), (4, 1)]
-    assert [(one[0], i) for one, i in zip(seen.values, seen.iterations, strict=True)] == expected
-    assert name.iterations == ([0] if changed else [0, 1])
-    assert name.orders == [0] * len(name.values)
-
-
-def test_rebind_last_takes_attributes_at_the_return():
-    with tap.trace(counter := Counter(), "step.self.seen", rebind="last") as tracer:
-        counter.step()
-        counter.step()
-    assert [one[0] for one in values(tracer, "step.self.seen")] == [2, 4]
 
 
 # -- gathering, in one process -------------------------------------------------------------

@@ -224,13 +224,13 @@ class TestCompiled:
         counters.clear()
         expected = train(copy.deepcopy(model))
         outer = torch.compile(model, backend=backend, fullgraph=True)
-        paths = ["forward", "blocks.*.forward.scores", "forward.helper.w"]
+        paths = ["forward", "blocks.*.forward.scores"]
         with caplog.at_level(logging.WARNING, "tensortap"), tap.trace(model, paths) as tracer:
             assert train(outer) == expected
         assert not counters["graph_break"]
         assert not any(one.values for one in tracer.results.values())
         reason = "runs inside a graph of torch.compile, where nothing is traced"
-        for name in ("forward", "blocks.0.forward", "blocks.1.forward", "forward.helper"):
+        for name in ("forward", "blocks.0.forward", "blocks.1.forward"):
             assert f"tensortap: {name} {reason}" in caplog.text
         assert f"no value was kept for 'blocks.0.forward.scores': blocks.0.forward {reason}" in (
             caplog.text
@@ -294,13 +294,7 @@ def test_method_outside_of_forward_counts_its_own_calls():
             return y  # noqa: RET504
 
     model = Lit()
-    paths = [
-        "training_step.batch",
-        "training_step.loss",
-        "forward.x",
-        "prepared.y",
-        "forward.prepared.y",
-    ]
+    paths = ["training_step.batch", "training_step.loss", "forward.x", "prepared.y"]
     with tap.trace(model, paths, changed=False, gathering_interval=4) as tracer:
         for batch in batches(3):
             model.training_step(batch)
@@ -308,7 +302,6 @@ def test_method_outside_of_forward_counts_its_own_calls():
     assert tracer.results["training_step.batch"].iterations == [0, 1, 2]
     assert tracer.results["training_step.loss"].iterations == [0, 1, 2]
     assert tracer.results["forward.x"].iterations == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-    assert tracer.results["forward.prepared.y"].iterations == [0, 1, 2, 3, 4, 5]
     assert tracer.results["prepared.y"].iterations[:6] == [0, 1, 2, 3, 4, 5]
 
 
@@ -324,16 +317,15 @@ class Normed(torch.nn.Module):
         return self.bn2(self.bn1(x)) * self.scale
 
 
-def test_wildcards_in_modules_and_buffers_at_the_return():
+def test_wildcards_in_modules_and_buffers():
     model = Normed()
     model.names = {"a": 1}
     with tap.trace(model, ["forward.self.*.running_var", "forward.self.*"]) as tracer:
-        after = [
-            model.bn2.running_var.clone() for _ in range(3) if model(torch.randn(4, 3)) is not None
-        ]
+        for _ in range(3):
+            model(torch.randn(4, 3))
     found = tracer.results["forward.self.bn2.running_var"]
-    assert found.iterations == [0, 0, 1, 2]  # the value before, and after each call
-    assert all(map(torch.equal, found.values, [torch.ones(3), *after]))
+    assert found.iterations == [0, 1, 2]  # the value before each call
+    assert torch.equal(found.values[0], torch.ones(3))
     assert set(tracer.results) == {
         "forward.self.bn1.running_var",
         "forward.self.bn2.running_var",
@@ -349,7 +341,7 @@ def test_wildcards_in_modules_and_buffers_at_the_return():
 
 def test_changes_are_found_whatever_mode_is_active():
     x, loose = torch.ones(3), types.SimpleNamespace(x=torch.ones(3))
-    with tap.trace(helper, ["z"], rebind="last") as tracer:
+    with tap.trace(helper, ["z"]) as tracer:
         with FlopCounterMode(display=False):
             helper(x)
         helper(x)
@@ -365,16 +357,6 @@ def test_direct_calls_of_forward_are_counted(model):
             model.forward(x)
     assert tracer.results["forward.x"].iterations == [0, 1, 2]
     assert tracer.results["blocks.0.forward.x"].iterations == [0, 1, 2]
-
-
-def test_helpers_are_traced_only_below_their_caller(model):
-    with tap.trace(model, ["forward.helper.w", "forward.helper"], changed=False) as tracer:
-        helper(torch.ones(1))
-        train(model)
-        helper(torch.ones(1))
-    assert tracer.results["forward.helper.w"].iterations == [0, 1, 2]
-    assert tracer.results["forward.helper"].iterations == [0, 1, 2]
-    assert tracer.results["forward.helper"].values[0].shape == (3, 4)
 
 
 @pytest.mark.slow
@@ -593,38 +575,3 @@ class TestTracedByTransformations:
         logged = [record.getMessage() for record in caplog.records]
         assert len(logged) == 2
         assert all("inside torch.func" in text for text in logged)
-
-
-class Processor:
-    """Computes the attention of every layer that holds it."""
-
-    def __call__(self, layer, x):
-        scores = layer.scale * x
-        return scores + 1
-
-
-class Layer(torch.nn.Module):
-    def __init__(self, scale, processor):
-        super().__init__()
-        self.scale, self.processor = scale, processor
-
-    def forward(self, x):
-        return self.processor(self, x)
-
-
-def test_object_that_several_modules_share_is_traced_for_each_alone():
-    shared = Processor()
-    model = torch.nn.Sequential(Layer(2, shared), Layer(3, shared), Layer(5, Processor()))
-    with tap.trace(model, ["0.processor.__call__.scores", "1.processor.__call__"]) as tracer:
-        model(torch.ones(1))
-    values = {name: [v.item() for v in found.values] for name, found in tracer.results.items()}
-    assert values == {"0.processor.__call__.scores": [2.0], "1.processor.__call__": [10.0]}
-    with tap.trace(model, "*.processor.__call__.scores") as tracer:
-        model(torch.ones(1))
-        model[1](torch.ones(1))
-    values = {name: [v.item() for v in found.values] for name, found in tracer.results.items()}
-    assert values == {
-        "0.processor.__call__.scores": [2.0],
-        "1.processor.__call__.scores": [9.0, 3.0],
-        "2.processor.__call__.scores": [50.0],
-    }

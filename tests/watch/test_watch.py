@@ -746,7 +746,9 @@ def test_disabled_capturing_starts_no_worker(watch):
         watcher = watch(nn.Linear(2, 2))
         assert watcher.pid is None
         with pytest.raises(tap.TensortapError, match="start_method='fork'"):
-            tap.watch(on_record=lambda record: None)  # errors are raised nevertheless
+            tap.watch(
+                on_record=lambda record: None, start_method="spawn"
+            )  # errors are raised nevertheless
     finally:
         tap.enable()
 

@@ -257,10 +257,10 @@ def mine(record):
 
 def train():
     try:
-        tap.watch(None, mine)
+        tap.watch(None, mine, start_method="spawn")
     except tap.TensortapError as error:
         print(error)
-    with tap.watch(None, mine, rate=None, start_method="fork") as watcher:
+    with tap.watch(None, mine, rate=None) as watcher:
         watcher.catch(1.0, "x")
 
 if __name__ == "__main__":
@@ -271,12 +271,12 @@ if __name__ == "__main__":
     "call",
     ["train()", "p = multiprocessing.get_context('spawn').Process(target=train)\n    p.start()"],
 )
-def test_function_of_the_main_module_needs_fork(programs, notes, call):
+def test_function_of_the_main_module_is_forked(programs, notes, call):
     process = programs(f"{FUNCTION_OF_THE_MAIN_MODULE}    {call}")
     out, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
     assert "mine is defined in the main module" in out, err
-    assert "put it into a module of its own, or use start_method='fork'" in out
+    assert "put it into a module of its own, or pass start_method='fork' to tap.watch" in out
     assert [r["value"] for r in notes.records] == [1.0], err
 
 

@@ -118,13 +118,13 @@ def test_closes_the_recorder_and_calls_on_close(start, notes):
 
 def test_rejects_spawning_a_lambda_with_advice():
     with pytest.raises(tap.TensortapError, match=r"<lambda> cannot be sent .* start_method='fork'"):
-        tap.watch(on_record=lambda record: None)
+        tap.watch(on_record=lambda record: None, start_method="spawn")
     with pytest.raises(tap.errors.NotFound, match=r"call tap\.watch"):
         tap.watcher()
 
 
 def test_forks_with_a_lambda(start, notes):
-    watcher = start(lambda record: notes(record))
+    watcher = start(lambda record: notes(record), start_method=None)
     watcher.catch(2.0, "x")
     assert watcher.flush(60)
     assert [r["value"] for r in notes.records] == [2.0]
@@ -137,6 +137,8 @@ def test_rejects_fork_after_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(tap.TensortapError, match=r"after CUDA was initialized.*'spawn'"):
         tap.watch(on_record=print, start_method="fork")
+    with pytest.raises(tap.TensortapError, match=r"<lambda> cannot be sent .*before CUDA"):
+        tap.watch(on_record=lambda record: None)
     monkeypatch.undo()
 
 

@@ -81,10 +81,8 @@ VALUES = {
     "options",
     [
         {},
-        {"ragged": True},
-        {"compression": "gzip", "compression_opts": 1, "shuffle": True},
-        {"compression": "lzf", "ragged": True, "chunks": 3},
-        {"chunks": 5, "flush_every": 1000},
+        {"compression": "gzip", "compression_opts": 1},
+        {"compression": "lzf"},
     ],
     ids=str,
 )
@@ -130,18 +128,6 @@ def test_plain_h5py_reads_the_file(tmp_path):
         assert file["note/values"].asstr()[:].tolist() == ["a", "b"]
 
 
-def test_plain_h5py_reads_ragged_values(tmp_path):
-    saver = tap.HDF5(tmp_path / "x.h5", ragged=True)
-    values = [torch.randn(2, 3), torch.randn(7), torch.tensor(2.0)]
-    save(saver, "x", values)
-    saver.close()
-    with h5py.File(tmp_path / "x.h5") as file:
-        flat, offsets, shapes = (file["x"][key] for key in ("values", "offsets", "shapes"))
-        for i, value in enumerate(values):
-            shape = [size for size in shapes[i] if size >= 0]
-            assert (flat[offsets[i] : offsets[i + 1]].reshape(shape) == value.numpy()).all()
-
-
 def test_containers_have_one_dataset_per_leaf(tmp_path):
     Pair = collections.namedtuple("Pair", "a b")
     saver = tap.HDF5(tmp_path / "x.h5")
@@ -184,9 +170,7 @@ def test_stacked_values_keep_lists_of_iterations(tmp_path):
 
 
 def test_chosen_dtypes(tmp_path):
-    saver = tap.HDF5(
-        tmp_path / "x.h5", float_dtype="float16", int_dtype=torch.int16, iteration_dtype=np.int32
-    )
+    saver = tap.HDF5(tmp_path / "x.h5", float_dtype="float16", int_dtype=torch.int16)
     save(saver, "x", [torch.tensor([1.0, 1e9]), torch.tensor([0.5]).bfloat16()])
     save(saver, "i", [torch.tensor([7]), torch.tensor([8], dtype=torch.uint8)])
     save(saver, "b", [torch.tensor([True])])
@@ -200,15 +184,14 @@ def test_chosen_dtypes(tmp_path):
         assert file["x/values"][:].tolist() == [[1.0, float("inf")], [0.5, 0.0]]
         assert file["i/values"].dtype == np.int16
         assert file["i/values"][:].tolist() == [[7], [8], [1]]
-        assert file["i/iterations"].dtype == np.int32
         assert file["b/values"].dtype == np.bool_
 
 
 def test_compression(tmp_path):
-    saver = tap.HDF5(tmp_path / "x.h5", compression="gzip", compression_opts=9, shuffle=True)
+    saver = tap.HDF5(tmp_path / "x.h5", compression="gzip", compression_opts=9)
     save(saver, "x", [torch.zeros(100_000)])
     data = saver.datasets["x"]
-    assert (data.compression, data.compression_opts, data.shuffle) == ("gzip", 9, True)
+    assert (data.compression, data.compression_opts) == ("gzip", 9)
     saver.close()
     assert saver.path.stat().st_size < 50_000
 
@@ -217,7 +200,7 @@ def test_compression(tmp_path):
     ("first", "second", "message"),
     [
         (torch.ones(2), torch.ones(2).double(), "holds float32, this value is float64"),
-        (torch.ones(2), torch.ones(2, 2), "ragged=True"),
+        (torch.ones(2), torch.ones(2, 2), "rows of 1 dimensions, this value has 2"),
         (torch.ones(2), "text", "holds float32, this value is str"),
         (1.5, None, "not a NoneType: trace its parts"),
         (1.5, {"a": 1, "b": None}, "not a dict: trace its parts"),
@@ -264,9 +247,6 @@ def test_existing_file(tmp_path):
     replaced.close()
     assert set(tap.rooms.trace.read_hdf5(path)) == {"z"}
     assert os.listdir(path.parent) == ["x.h5"]
-    save(overwriting := tap.HDF5(path, overwrite=True), "w", [4.0])
-    overwriting.close()
-    assert set(tap.rooms.trace.read_hdf5(path)) == {"w"}
     with pytest.raises(TensortapError, match="got 'append'"):
         tap.HDF5(path, exists="append")
 
@@ -314,14 +294,10 @@ def test_value_after_close_opens_the_file_again(tmp_path):
         ({"float_dtype": "int8"}, "float_dtype must be .* got 'int8'"),
         ({"float_dtype": "flat32"}, "float_dtype must be .* got 'flat32'"),
         ({"int_dtype": "float32"}, "int_dtype must be .* got 'float32'"),
-        ({"iteration_dtype": "uint32"}, "iteration_dtype must be .* got 'uint32'"),
         ({"float_dtype": object}, "must be the name of a dtype"),
         ({"compression": "bogus"}, "compression='bogus'"),
         ({"compression": "gzip", "compression_opts": 99}, "compression_opts=99"),
         ({"compression_opts": 4}, "needs compression="),
-        ({"chunks": 0}, "chunks must be at least 1, got 0"),
-        ({"flush_every": 0}, "flush_every must be at least 1, got 0"),
-        ({"overwrite": True, "exists": "keep"}, "overwrite=True contradicts exists='keep'"),
     ],
 )
 def test_rejects_invalid_options(tmp_path, options, message):
@@ -370,12 +346,11 @@ shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
-@given(st.lists(shapes, min_size=1, max_size=6), st.booleans(), st.sampled_from([None, 2]))
-def test_any_shapes_round_trip(tmp_path_factory, sizes, ragged, chunks):
-    if not ragged:
-        sizes = [size for size in sizes if len(size) == len(sizes[0])]
+@given(st.lists(shapes, min_size=1, max_size=6))
+def test_any_shapes_round_trip(tmp_path_factory, sizes):
+    sizes = [size for size in sizes if len(size) == len(sizes[0])]
     path = tmp_path_factory.mktemp("any") / "x.h5"
-    saver = tap.HDF5(path, ragged=ragged, chunks=chunks)
+    saver = tap.HDF5(path)
     values = [np.random.default_rng(i).normal(size=size) for i, size in enumerate(sizes)]
     half = len(values) // 2
     save(saver, "x", values[:half])
@@ -402,7 +377,9 @@ def grow(saver, step):
 """
 WRITER = """
 import sys, tensortap as tap
-saver = tap.HDF5(sys.argv[1], flush_every=10_000, **eval(sys.argv[2]))
+from tensortap.rooms.trace.hdf5 import callback
+callback._FLUSH_INTERVAL = 1e9
+saver = tap.HDF5(sys.argv[1], **eval(sys.argv[2]))
 flushed, steps = eval(sys.argv[3])
 for step in range(steps):
     grow(saver, step)
@@ -432,7 +409,7 @@ def _check(found, confirmed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"compression": "gzip"}, {"ragged": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"compression": "gzip"}], ids=str)
 @pytest.mark.parametrize("unflushed", [0, 1, 30])
 def test_kill_9_keeps_what_was_flushed(tmp_path, options, unflushed):
     path = tmp_path / "x.h5"
@@ -474,17 +451,6 @@ def test_default_flush_interval(tmp_path, monkeypatch):
     assert len(tap.rooms.trace.read_hdf5(saver.path)["x"].values) == 6
 
 
-def test_reading_while_it_is_written(tmp_path):
-    saver = tap.HDF5(tmp_path / "x.h5", flush_every=3)
-    for step in range(5):
-        save(saver, "x", [float(step)], [step])
-        found = tap.rooms.trace.read_hdf5(saver.path)
-        assert found["x"].iterations == [0, 1, 2] if step >= 2 else not found
-    saver.flush()
-    assert tap.rooms.trace.read_hdf5(saver.path)["x"].iterations == [0, 1, 2, 3, 4]
-    saver.close()
-
-
 def test_only_one_program_writes_a_file(tmp_path):
     saver = tap.HDF5(tmp_path / "x.h5")
     save(saver, "x", [1.0])
@@ -511,7 +477,7 @@ def test_only_one_program_writes_a_file(tmp_path):
 def test_program_that_ends_without_closing(tmp_path):
     code = """
         import os, sys, tensortap as tap
-        saver = tap.HDF5("x.h5", flush_every=1000)
+        saver = tap.HDF5("x.h5")
         saver("x", [1.0, 2.0], [0, 1], [0, 0])
         if os.fork() == 0:
             try:
@@ -539,7 +505,7 @@ def test_full_disk(tmp_path):
     code = """
         import resource, signal, numpy as np, tensortap as tap
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        saver = tap.HDF5("x.h5", flush_every=1)
+        saver = tap.HDF5("x.h5")
         saver("x", [np.ones(1000)], [0], [0])
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))

@@ -19,8 +19,8 @@ from pathlib import Path
 
 if __name__ == "__main__":  # without importing the rest of tensortap
     for name in (
-        "tensortap", "tensortap.rooms", "tensortap.rooms.trace", "tensortap.values",
-        "tensortap.values.torch",
+        "tensortap", "tensortap.capture", "tensortap.core", "tensortap.rooms",
+        "tensortap.rooms.trace", "tensortap.values", "tensortap.values.torch",
     ):  # fmt: skip
         package = types.ModuleType(name)
         package.__path__ = [str(Path(sys.argv[1], *name.split(".")))]
@@ -60,21 +60,15 @@ class LoggedCall:
     def result(self, value):
         self.log.events.append((self.number, "return", value))
 
-    def exit(self):
-        self.log.events.append((self.number, "exit", None))
-
-    def nested(self, name):
-        return self.log.call()
-
     def fault(self, error):
         raise error
 
 
 @contextlib.contextmanager
-def logged(function, *names, this=None, results=False, exits=False, nested=None):
+def logged(function, *names, this=None, results=False):
     log = Log()
     code = function.__code__
-    listen(function, this, log, ProbeSpec(frozenset(names), results, exits, nested or {}))
+    listen(function, this, log, ProbeSpec(frozenset(names), results))
     try:
         yield log
     finally:
@@ -161,10 +155,10 @@ def check_reports_every_kind_of_binding():
 
 
 def check_events_are_in_program_order():
-    with logged(bindings, "x", "y", "i", results=True, exits=True) as log:
+    with logged(bindings, "x", "y", "i", results=True) as log:
         bindings(1)
     names = [name for _, name, _ in log.events]
-    assert names == ["x", "y", "y", "i", "i", "return", "exit"]
+    assert names == ["x", "y", "y", "i", "i", "return"]
 
 
 def setting(self, out):
@@ -257,37 +251,6 @@ def check_recursive_calls_are_separate():
         (3, "m", 0),
     ]
     assert [event[0] for event in log.events if event[1] == "below"] == [3, 2, 1]
-
-
-def outer(x):
-    def helper(h):
-        nonlocal x
-        x = h * 2
-        inside = x + 1
-        return inside
-
-    def unwanted(h):
-        h = 1
-        return h
-
-    def short(t):
-        return t + 1
-
-    unwanted(5)
-    return helper(x) + short(1)
-
-
-def check_nested_functions():
-    nested = {
-        "helper": ProbeSpec(frozenset({"h", "inside"}), True),
-        "short": ProbeSpec(frozenset({"t"}), True),
-    }
-    with logged(outer, "x", nested=nested) as log:
-        assert outer(2) == 7
-    assert log.events == [
-        (1, "x", 2), (2, "h", 2), (1, "x", 4), (2, "inside", 5), (2, "return", 5), (3, "t", 1),
-        (3, "return", 2),
-    ]  # fmt: skip
 
 
 def closure(factor):
@@ -418,14 +381,14 @@ def check_errors_and_line_numbers_are_unchanged():
         return None
 
     before = where()
-    with logged(raising, "y", results=True, exits=True) as log:
+    with logged(raising, "y", results=True) as log:
         assert where() == before
-    assert log.events == [(1, "y", 1), (1, "exit", None)]
+    assert log.events == [(1, "y", 1)]
 
 
 def check_function_metadata_is_unchanged():
     before = (bindings.__doc__, bindings.__defaults__, bindings.__kwdefaults__, bindings.__name__)
-    with logged(bindings, "x", results=True, exits=True):
+    with logged(bindings, "x", results=True):
         after = (
             bindings.__doc__,
             bindings.__defaults__,
@@ -638,8 +601,10 @@ def check_path_resolution():
     assert keys("*") == ["0", "1", "forward", "one"]  # no __init__
     assert keys("__init__", "self") == ["__init__.self"]
     assert keys("**") == ["0", "1", "forward", "one"]  # the target itself is its forward
-    assert keys("forward", "nested", "t") == ["forward.nested.t"]
-    assert keys("forward", "shared", "w") == ["forward.shared.w"]
+    assert (
+        "To trace what it calls, trace the function itself: tap.trace("
+        in (resolver.resolve(("forward", "shared", "w"))[1])
+    )
     assert keys("forward", "return", "logits") == ["forward.return.logits"]
     assert keys("forward", "**") == ["forward", *keys("forward", "*")]
     assert resolver.resolve(("0", "forward", "score"))[1] == (

@@ -101,14 +101,11 @@ def test_command_makes_a_film(run, tmp_path, command):
     target = tmp_path / "out.mp4"
     code, messages = command(
         run, "weights", target, "--mode", "surface", "--size", "400x300", "--fps", "10",
-        "--range=-1,1", "--steps", "10:40", "--rank", "0", "--kind", "value", "--theme", "light",
-        "--legend-color", "#ff8c00",
+        "--range=-1,1", "--steps", "10:40", "--rank", "0", "--kind", "value",
     )  # fmt: skip
     assert (code, messages) == (0, f"tensortap: wrote 4 frames to {target}\n")
     pictures, times = frames_of(target)
     assert pictures[0].shape == (300, 400, 3)
-    heading = pictures[0][:40].astype(int)
-    assert (heading[..., 0] - heading[..., 2] > 60).sum() > 50  # orange, after chroma subsampling
     assert times == pytest.approx([0, 0.1, 0.2, 0.3])
 
 

@@ -26,7 +26,7 @@ ML_DTYPES = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "floa
 
 # the other projections convert numbers as PCA does
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["image", "surface", "histogram", "pca", "grid"])
+@pytest.mark.parametrize("mode", ["image", "surface", "histogram", "pca"])
 def test_draws_every_dtype(mode):
     for dtype in (*DTYPES, *ML_DTYPES):
         with np.errstate(all="ignore"):
@@ -61,8 +61,7 @@ def test_draws_odd_tensors(mode):
 
 def test_draws_values_that_are_not_tensors():
     painter = Painter(Style(size=(320, 240)))
-    for value in (1, 2.5, True, 10**30, None, "text", Number("complex", (1.0, 2.0)),
-                  Number("int", text=hex(10**40))):  # fmt: skip
+    for value in (1, 2.5, True, 10**30, None, "text", Number("complex", (1.0, 2.0))):
         assert painter.draw(record(value)).shape == (240, 320, 4)
 
 
@@ -73,7 +72,7 @@ def test_chooses_the_mode_by_shape():
     assert mode(np.zeros((3, 4))) == ("image", "")
     assert mode(np.zeros((1, 3, 4))) == mode(np.zeros((1, 1, 3, 4))) == ("image", "")
     assert mode(np.zeros(5)) == mode(np.zeros((2, 3, 4))) == ("histogram", "")
-    assert mode(np.array(1.0)) == mode(2) == ("curve", "")
+    assert mode(np.array(1.0)) == mode(2) == ("message", "")
     assert mode(np.zeros(5), "surface") == ("histogram", "no surface of this shape")
     assert mode(np.zeros((1, 3, 4)), "surface") == ("surface", "")
     assert mode(np.zeros((0, 4)), "image") == ("message", "")
@@ -120,7 +119,7 @@ def test_shows_one_nan_among_four_million():
         middle = 60 + y.mean(), x_at.mean()
         assert middle[0] == pytest.approx(rows.min() + down * np.ptp(rows), abs=3)
         assert middle[1] == pytest.approx(columns.min() + across * np.ptp(columns), abs=3)
-        assert near(frame[430:], color, 0).sum() > 200  # its badge
+        assert near(frame[430:], color, 90).sum() > 20  # its count, in thin letters
 
 
 def test_shrinking_keeps_extremes():
@@ -140,8 +139,6 @@ def test_shrinking_keeps_extremes():
         ("image", (2000, 50), "up to 6x1 values per pixel"),
         ("image", (300, 300), ""),
         ("surface", (256, 700), "up to 1x3 values per point"),
-        ("grid", (2, 900, 900), "2 tiles of 900x900 · up to 4x4 values per pixel"),
-        ("grid", (2, 9, 9), "2 tiles of 9x9"),
     ],
 )
 def test_notes_pixels_that_stand_for_many_values(mode, shape, note):
@@ -218,27 +215,6 @@ def test_themes(theme):
 @pytest.mark.parametrize("name", ["", "\n\x00\t", "😀" * 40, "n" * 3000, "\ud800", "العربية"])
 def test_draws_every_name_and_message(name):
     Painter(Style(size=(320, 240))).draw(record(X, name=name, message=name, device=name[:50]))
-
-
-def test_draws_a_number_as_a_curve():
-    """The line of rising numbers rises, and a NaN is a mark at its step."""
-    painter = Painter(Style(size=(400, 300)))
-    accent = THEMES["dark"].accent
-    for step in range(40):
-        value = float("nan") if step == 20 else float(step)
-        frame = painter.draw(record(value, step=step))[..., :3]
-    rows, columns = np.nonzero(near(frame[50:270], accent, 30))
-    left, right = rows[columns < 120].mean(), rows[columns > 330].mean()
-    assert left > right + 80
-    marks = np.nonzero(near(frame[60:240], NAN_COLOR, 0))[1]
-    middle = (columns.min() + columns.max()) / 2
-    assert abs(marks.mean() - middle) < 15
-
-
-def test_draws_exponents_of_statistics_without_values():
-    stats = FrameContent(record(X)).summary
-    frame = Painter(Style(size=(320, 240))).draw(record(None, stats=stats))[..., :3]
-    assert near(frame, THEMES["dark"].accent, 10).sum() > 500
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensortap.rooms.watch.films.frames import Painter
-from tensortap.rooms.watch.films.picture import FrameContent
-from tensortap.rooms.watch.films.style import Style
 from tensortap.text.colors import THEMES
 from tensortap.text.reals import counts_of
-from tests.watch.films.filming import draw, near, record
+from tests.watch.films.filming import draw, near
 
 ACCENT = THEMES["dark"].accent
 
@@ -52,20 +49,3 @@ def test_shows_a_single_outlier():
     x[5] = 100.0
     found = heights(draw(x, mode="histogram"))
     assert np.flatnonzero(found).max() - np.flatnonzero(found).min() > 500
-
-
-def test_axis_of_exponents_only_grows():
-    """2^0 alone, then with 2^-9: the first bar moves right, and stays there without 2^-9."""
-
-    def stats(x):
-        return record(None, stats=FrameContent(record(np.asarray(x))).summary)
-
-    painter = Painter(Style(size=(400, 300)))
-    places = []
-    for x in ([1.5] * 4, [1.5, 2**-9.0], [1.5] * 4):
-        frame = painter.draw(stats(x))[..., :3]
-        places.append(np.flatnonzero(near(frame, ACCENT, 5)[50:260].any(axis=0)))
-    assert places[0].min() < 100
-    assert places[2].min() > 330
-    assert places[1].min() < 100
-    assert places[1].max() == places[2].max()

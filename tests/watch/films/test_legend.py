@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from tensortap import Kind
-from tensortap.rooms.watch.films.canvas import Canvas, text_width
+from tensortap.rooms.watch.films.canvas import Canvas
 from tensortap.rooms.watch.films.frames import Painter
-from tensortap.rooms.watch.films.legend import second_line
-from tensortap.rooms.watch.films.picture import FrameContent
 from tensortap.rooms.watch.films.style import Style
 from tests.watch.films.filming import record
 
@@ -24,7 +22,6 @@ TENSORS = {
     "surface": MATRIX,
     "histogram": MATRIX * 1e-7,
     "pca": np.tile(MATRIX[:, :16], (20, 1)),
-    "grid": RNG.standard_normal((64, 3, 7, 7)) * 1e5,
 }
 
 
@@ -32,7 +29,7 @@ TENSORS = {
 def written(monkeypatch):
     """Record every text that is drawn, with its box."""
     found = []
-    text, badge = Canvas.text, Canvas.badge
+    text = Canvas.text
 
     def note_text(self, x, y, words, size, color, align="left"):
         width = text(self, x, y, words, size, color, align)
@@ -40,13 +37,7 @@ def written(monkeypatch):
         found.append((words, left, y - size * 0.45, left + width, y + size * 0.45))
         return width
 
-    def note_badge(self, x, y, words, size, color):
-        width = badge(self, x, y, words, size, color)
-        found.append((words, x - width, y - size * 0.7, x, y + size * 0.7))
-        return width
-
     monkeypatch.setattr(Canvas, "text", note_text)
-    monkeypatch.setattr(Canvas, "badge", note_badge)
     return found
 
 
@@ -81,16 +72,3 @@ def test_shows_statistics_and_counts_at_320_by_240(written):
     for each in ("NaN 1", "+Inf 1", "-Inf 200"):
         assert each in words
     assert f"{np.nanmax(MATRIX[3:]):.3g}"[:4] in words
-
-
-@pytest.mark.parametrize("room", [620, 400, 300])
-def test_shape_and_sampling_have_priority(room):
-    tags = {"rank": 3, "world_size": 8, "device": "cuda:3", "message": "warm up, second try" * 3}
-    content = FrameContent(record(np.zeros((5000, 64), np.float32), kind=Kind.GRADIENT, **tags))
-    words, message = second_line(content, "4,000 of 5,000 rows", 12, room, 10)
-    assert "[5000, 64]" in words
-    assert "4,000 of 5,000 rows" in words
-    assert message.startswith("warm")
-    assert text_width(words, 12) + 10 + text_width(message, 12) <= room
-    everything, _ = second_line(content, "note", 12, 2000, 10)
-    assert everything == "gradient · [5000, 64] float32 · rank 3 of 8 · cuda:3 · note"

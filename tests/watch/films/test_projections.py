@@ -23,23 +23,22 @@ def points(mode, *tensors):
     found = []
     for step, x in enumerate(tensors):
         painter.draw(record(x, step=step))
-        found.append(painter._pictures[mode]._points.copy())
+        found.append(painter._pictures[mode].points.copy())
     return found, painter._pictures[mode].note
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "exact"), [("pca", 1e-6), ("pca_lowrank", 0.01)])
-def test_keeps_the_axes_of_the_first_frame(mode, exact):
+def test_keeps_the_axes_of_the_first_frame():
     from sklearn.decomposition import PCA
 
     first, second = clouds(), clouds(shift=1.0)
-    (a, b), _ = points(mode, first, second)
+    (a, b), _ = points("pca", first, second)
     expected = PCA(2).fit(first)
     for found, x in ((a, first), (b, second)):
         wanted = expected.transform(x)
         for axis in (0, 1):
             sign = np.sign(found[:, axis] @ wanted[:, axis])
-            assert found[:, axis] * sign == pytest.approx(wanted[:, axis], abs=exact)
+            assert found[:, axis] * sign == pytest.approx(wanted[:, axis], abs=1e-6)
 
 
 def test_low_rank_axes_agree_with_exact_ones():
@@ -84,18 +83,6 @@ def test_tsne_points_do_not_jump():
     assert halves > b[:30].std()  # both clouds stay apart
     (again,), _ = points("tsne", first)
     assert (again == a).all()  # a fixed seed
-
-
-def test_colors_of_points_are_those_of_their_rows():
-    """The first row has the color at the bottom of the bar, the last row that at its top."""
-    painter = Painter(Style(mode="pca"))
-    frame = painter.draw(record(clouds()))[..., :3]
-    picture = painter._pictures["pca"]
-    bar = frame[80:420, 570:580].reshape(-1, 3)
-    for color in picture._colors[[0, 30, -1]]:
-        assert (np.abs(bar.astype(int) - color).max(axis=-1) < 8).any()
-    assert frame[410, 575].tolist() == pytest.approx(picture._colors[0].tolist(), abs=12)
-    assert frame[85, 575].tolist() == pytest.approx(picture._colors[-1].tolist(), abs=12)
 
 
 def test_shapes_of_points():

@@ -12,7 +12,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -153,13 +153,10 @@ def _only_adds(before: dict[str, Any], info: dict[str, Any]) -> bool:
     )
 
 
-def _patches_of(info: dict[str, Any]) -> Iterator[str]:
-    """Yield the names of the patch files that a git_info.json refers to."""
-    packages = info.get("packages_git_info") or {}
-    for one in (info.get("project_git_info") or {}, *packages.values()):
-        diff = one.get("git_diff") or ""
-        if diff.startswith("See "):
-            yield diff[4:]
+def _patches_of(info: dict[str, Any]) -> list[str]:
+    """Return the name of the patch file that a git_info.json refers to, if there is one."""
+    diff = (info.get("project_git_info") or {}).get("git_diff") or ""
+    return [diff[4:]] if diff.startswith("See ") else []
 
 
 class Keeper:

@@ -13,9 +13,6 @@ def reproduce(
     run: Path = typer.Argument(..., help="Folder of a run."),
     out: Path | None = typer.Option(None, help="Folder to create. Default: RUN_reproduced here."),
     repo: str | None = typer.Option(None, help="Clone or address of the project, if it has moved."),
-    version: int | None = typer.Option(
-        None, help="Which state of the code, if it changed during the run. Default: the first."
-    ),
     start: bool = typer.Option(False, "--run", help="Show what will be executed, ask, and start."),
     yes: bool = typer.Option(False, "--yes", help="Start without asking, for scripts."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
@@ -23,7 +20,7 @@ def reproduce(
     """Create a folder with the code, packages, environment and command of a run."""
     from tensortap.rooms.provenance.reproduce import reproduce as make
 
-    made = make(run, out, repo=repo, version=version, say=message)
+    made = make(run, out, repo=repo, say=message)
     if as_json:
         result = {
             "folder": str(made.folder),

@@ -13,7 +13,6 @@ from typing import Any
 
 from tensortap.core.limits import format_size
 from tensortap.rooms.provenance.gitcmd import TIMEOUT, Git, GitFailed
-from tensortap.rooms.provenance.packages import normalized
 from tensortap.rooms.provenance.patch import (
     MAX_PATCH,
     UNTRACKED_LIMIT,
@@ -24,11 +23,6 @@ from tensortap.rooms.provenance.patch import (
 from tensortap.rooms.provenance.project import project_folder
 from tensortap.rooms.provenance.redact import Redactor
 
-_SHORT = (
-    "commit_id", "branch", "status", "remote", "repository", "git_dir", "git_diff",
-    "patch_sha256", "redacted_lines", "error", "warnings",
-)  # fmt: skip
-
 
 def collect_git(
     scratch: Path,
@@ -37,7 +31,7 @@ def collect_git(
     packages: dict[str, dict[str, Any]] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Return git_info.json without the runtime modifications; write its patches into `scratch`.
+    """Return git_info.json without the runtime modifications; write its patch into `scratch`.
 
     `start` is a folder of the project (default: that of the main script), `packages` is the
     "packages" of packages.json. `options` are those of `repository_info`.
@@ -46,17 +40,15 @@ def collect_git(
     editable: dict[str, Any] = {}
     for name, package in sorted((packages or {}).items()):
         location = package.get("source") if package.get("editable") else None
-        if not location or not os.path.isdir(location):
-            continue
-        top = Git(Path(location)).ask("rev-parse", "--show-toplevel")
-        if top and top == project["repository"]:
-            short = {key: project[key] for key in ("commit_id", "branch", "status")}
-            editable[name] = {"location": location, "same_as": "project", **short}
-        elif top:
-            patch = scratch / f"package.{normalized(name)}.patch"
-            info = repository_info(Path(location), patch, **options)
-            short = {key: info[key] for key in _SHORT if key in info}
-            editable[name] = {"location": location, **short}
+        git = Git(Path(location)) if location and os.path.isdir(location) else None
+        if git is not None and (top := git.ask("rev-parse", "--show-toplevel")):
+            dirty = bool(git.ask("status", "--porcelain", "--untracked-files=no"))
+            editable[name] = {
+                "location": location,
+                "commit_id": git.ask("rev-parse", "--verify", "--quiet", "HEAD^{commit}"),
+                "status": "dirty" if dirty else "clean",
+                "same_as": "project" if top == project["repository"] else "",
+            }
     return {"project_git_info": project, "packages_git_info": editable}
 
 

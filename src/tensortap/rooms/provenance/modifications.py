@@ -4,12 +4,9 @@ The finder looks at the modules as they are now, so it also finds a patch that w
 tensortap was imported. It reads plain dictionaries only: nothing is imported and no lazy attribute
 is triggered. Code belongs to the package that its file was installed with, or to the project.
 
-* Code of the project in a package or in the standard library is always a modification.
-* Code of one package in another is a modification where the source of the latter has a plain
-  ``def`` or ``class`` of that name; otherwise it is an import, a decorator, or generated.
-
-Not reported: replacements within the project or within one package, and what packages do to the
-standard library (torch replaces ``inspect.getfile`` when it is imported).
+Code of the project in a package or in the standard library is a modification. What packages do to
+each other or to the standard library is not reported (torch replaces ``inspect.getfile`` when it is
+imported).
 """
 
 from __future__ import annotations
@@ -150,9 +147,7 @@ class Finder:
 
     def _examine(self, place: _Place, key: str, value: Any) -> Modification | None:
         origin = self._origin(value)
-        if origin is None or origin.owner in (place.owner, "tensortap"):
-            return None
-        if origin.owner != PROJECT and not self._is_foreign(place, key, origin):
+        if origin is None or origin.owner != PROJECT:
             return None
         if origin.module == place.module == "unittest.mock":
             return None
@@ -171,23 +166,6 @@ class Finder:
             kind = "replaced"
         by, file = f"{origin.module}.{origin.name}", origin.file or None
         return Modification(kind, by, origin.module, file, origin.line or None, original)
-
-    def _is_foreign(self, place: _Place, key: str, origin: _Place) -> bool:
-        """Return whether code of one package replaces a plain definition in another."""
-        if PYTHON in (origin.owner, place.owner):
-            return False
-        if origin.cls is not None and origin.name.rpartition(".")[2] == key:
-            return False  # a class that claims to belong to another package, as those of pytest do
-        if not any(f"{keyword} {key}" in _read(place.file) for keyword in ("def", "class")):
-            return False
-        if place.cls is not None:
-            makers = (*_get(place.cls, "__mro__")[1:], *_get(type(place.cls), "__mro__"))
-            if any(self._class_place(maker).owner == origin.owner for maker in makers):
-                return False  # base classes and metaclasses may set methods
-            parent, _, name = place.name.rpartition(".")
-            if not _is_plain(_source(place.file, parent)[0], name):
-                return False
-        return _is_plain(_source(place.file, place.name)[0], key)
 
 
 def _functions(value: Any) -> tuple[Any, ...]:
@@ -249,17 +227,3 @@ def _definition(text: str, key: str) -> re.Match[str] | None:
     indent = first[1] if first else ""
     pattern = rf"^({indent})(?:async\s+)?(?:def|class)\s+{re.escape(key)}\b"
     return re.search(pattern, text, re.MULTILINE)
-
-
-def _is_plain(text: str, key: str) -> bool:
-    """Return whether a source binds a name only by a definition without decorators."""
-    match = _definition(text, key)
-    if match is None:
-        return False
-    indent, word = match[1], re.escape(key)
-    between = rf"(?:[ \t]*\n|{indent}(?:[ \t]+\S|[#)@]).*\n)*"  # more decorators, comments
-    decorated = rf"^{indent}@.*\n{between}{indent}(?:async\s+)?(?:def|class)\s+{word}\b"
-    if re.search(decorated, text, re.MULTILINE):
-        return False
-    rebinds = re.compile(rf"\s*{word}\s*([=:,]|$)|.*\bimport\b.*\b{word}\b|.*\bas\s+{word}\b")
-    return not any(rebinds.match(line) for line in text.splitlines() if key in line)

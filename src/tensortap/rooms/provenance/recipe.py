@@ -75,8 +75,6 @@ def _checkout_origin(info: StoredPackage, checkout: StoredRepository) -> str:
     origin = f"{'editable' if info.editable else 'installed'} from {info.source or info.url}"
     if checkout.commit_id:
         origin += f", commit {checkout.commit_id} ({checkout.status})"
-    if checkout.remote:
-        origin += f", remote {checkout.remote}"
     if checkout.same_as == "project":
         origin += ", part of project/"
     return origin

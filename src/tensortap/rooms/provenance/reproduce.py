@@ -79,14 +79,13 @@ def reproduce(
     out: Path | str | None = None,
     *,
     repo: Path | str | None = None,
-    version: int | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Reproduced:
     """Create a folder in which a run can be started again.
 
     `repo` is a clone of the project, or a URL to clone, if it is no longer where it was.
-    `version` is the number of a ``git_info`` in the run (default: the first, the state in which
-    the program started). `say` is called with messages about the progress::
+    If the code changed during the run, this is the state in which the program started. `say` is
+    called with messages about the progress::
 
         reproduce("experiments/20261115_181530", "again").start()
     """
@@ -94,7 +93,7 @@ def reproduce(
     if not run.is_dir():
         raise NotFound(f"{run} is not a folder")
     target = Path(out or f"{run.resolve().name}_reproduced").absolute()
-    job = _Job(run, target, version, say)
+    job = _Job(run, target, say)
     created = not target.exists()
     try:
         target.mkdir(mode=folder_mode(), parents=True, exist_ok=True)
@@ -110,39 +109,20 @@ def reproduce(
         raise
 
 
-def _first(run: Path, stem: str) -> int | None:
-    """Return the version in which the program started: a number, or None for the newest."""
-    return next(iter(versions.numbers(run, stem)), None)
-
-
-def _load_git_info(run: Path, version: int | None) -> StoredGit:
-    numbers = versions.numbers(run, "git_info")
-    if version is None:
-        version = _first(run, "git_info")
-    elif version not in (*numbers, len(numbers) + 1):
-        raise NotFound(f"no version {version} of git_info in {run}: it has 1 to {len(numbers) + 1}")
-    elif version not in numbers:
-        version = None
-    return load(run, "git_info", version, StoredGit) or StoredGit()
-
-
 class _Job:
-    def __init__(
-        self, run: Path, out: Path, version: int | None, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, run: Path, out: Path, say: Callable[[str], None]) -> None:
         self._run = run
         self._out = out
-        self._version = version
         self._say = say
-        runtime = load(run, "runtime_info", _first(run, "runtime_info"), StoredRuntime)
+        runtime = load(run, "runtime_info", StoredRuntime)
         if runtime is None:
             raise NotFound(
                 f"{run} cannot be reproduced: it has no readable runtime_info.json; "
                 "tap.init() creates folders that can"
             )
         self._runtime = runtime
-        self._packages = load(run, "packages", _first(run, "packages"), StoredPackages)
-        self._git_info = _load_git_info(run, version)
+        self._packages = load(run, "packages", StoredPackages)
+        self._git_info = load(run, "git_info", StoredGit) or StoredGit()
         self._project = self._git_info.project
         self.missing: list[str] = []
         self.notes: list[str] = []
@@ -174,10 +154,9 @@ class _Job:
 
     def _restore_project(self, repo: str | None) -> Path | None:
         changes = len(versions.numbers(self._run, "git_info"))
-        if changes and self._version is None:
+        if changes:
             self.notes.append(
-                f"the code changed {changes} times during the run; this is the first state, at "
-                f"the start (--version {changes + 1} for the last)"
+                f"the code changed {changes} times during the run; this is the state at its start"
             )
         info = self._project
         if not info.commit_id and not info.patch:
@@ -281,11 +260,6 @@ class _Job:
         text, missing = requirements(self._packages, checkouts)
         (self._out / "requirements.txt").write_text(text, "utf-8")
         self.missing += missing
-        for name in filter(None, (checkout.patch for checkout in checkouts.values())):
-            try:
-                (self._out / name).write_bytes(read_small(self._run, name, MAX_PATCH))
-            except (OSError, CorruptFile) as error:
-                self.missing.append(f"changes to a package: {name} cannot be copied ({error})")
         here = {
             normalized(str(dist.name)): dist.version
             for dist in importlib.metadata.distributions()

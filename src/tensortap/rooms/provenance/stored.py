@@ -17,9 +17,7 @@ from tensortap.rooms.provenance import versions
 
 _Kind = TypeVar("_Kind")
 CommitId = Annotated[str, Meta(pattern=r"\A([0-9a-f]{40}|[0-9a-f]{64})?\Z")]
-PatchReference = Annotated[
-    str, Meta(pattern=r"\A(See (project|package)\.([A-Za-z0-9_.-]{1,200}\.)?patch)?\Z")
-]
+PatchReference = Annotated[str, Meta(pattern=r"\A(See project\.([0-9]{1,9}\.)?patch)?\Z")]
 
 
 class StoredCommand(Struct, frozen=True):
@@ -100,8 +98,12 @@ class StoredGit(Struct, frozen=True):
     modifications: dict[str, Any] = field(default_factory=dict, name="runtime_modifications")
 
 
-def load(run: Path, stem: str, number: int | None, kind: type[_Kind]) -> _Kind | None:
-    """Return one version of a file, or None if it cannot be read; raise if it is not valid."""
+def load(run: Path, stem: str, kind: type[_Kind]) -> _Kind | None:
+    """Return the version of a file with which the program started; raise if it is not valid.
+
+    Return None if it cannot be read.
+    """
+    number = next(iter(versions.numbers(run, stem)), None)
     content = versions.read_version(run, stem, number)
     if content is None:
         return None

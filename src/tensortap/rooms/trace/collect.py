@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -17,7 +16,6 @@ from tensortap.core.record import Kind, Opaque, Record, TensorData, Value
 from tensortap.live.connections import connections
 from tensortap.rooms.trace.copies import copied, expanded, fingerprint, has_opaque, keyed_copy
 from tensortap.rooms.trace.gather import Gatherer
-from tensortap.rooms.trace.paths import matches, parse
 from tensortap.rooms.trace.results import Iteration, PendingValues, TracedValues, TraceResults
 from tensortap.runs import init as run
 from tensortap.runs.dump import write_file
@@ -33,7 +31,6 @@ class TraceOptions(NamedTuple):
 
     every: int = 1
     gathering_interval: int | None = None
-    rebind: str = "all"
     changed: bool = True
     mode: str = "both"
     pre_save_callbacks: Iterable[Callback] = ()
@@ -42,45 +39,25 @@ class TraceOptions(NamedTuple):
     post_trace_callbacks: Iterable[Callback] = ()
     group: Any = None
     results: bool = True
-    of_paths: Mapping[str, Any] = {}  # callbacks of a path by stage, instead of these
-
-    def callbacks(self, stage: str, path: str) -> tuple[Callback, ...]:
-        """Return the callbacks of a stage for a path: its own, or those of all paths."""
-        given: tuple[Callback, ...] = getattr(self, stage)
-        segments = parse(path) if self.of_paths else ()
-        own = (one for one in self.of_paths if matches(parse(one), segments))
-        return self.of_paths[pattern].get(stage, given) if (pattern := next(own, "")) else given
 
     def checked(self) -> TraceOptions:
         """Return the options with callbacks as tuples; raise if one makes no sense."""
         check_count("every", self.every)
         if self.gathering_interval is not None:
             check_count("gathering_interval", self.gathering_interval)
-        check_choice("rebind", self.rebind, ("all", "last"))
         check_choice("mode", self.mode, ("train", "eval", "both"))
-        of_paths = {
-            path: _checked_callbacks(own or {}, path) for path, own in self.of_paths.items()
-        }
-        general = _checked_callbacks({stage: getattr(self, stage) for stage in STAGES})
-        return self._replace(**general, of_paths=of_paths)
+        callbacks: dict[str, Any] = {}
+        for stage in STAGES:
+            given = getattr(self, stage)
+            if not isinstance(given, Iterable):
+                check_callable(stage, given)
+            callbacks[stage] = (given,) if callable(given) else tuple(given)
+            for one in callbacks[stage]:
+                check_callable(stage, one)
+        return self._replace(**callbacks)
 
 
 STAGES = tuple(one for one in TraceOptions._fields if one.endswith("_callbacks"))
-
-
-def _checked_callbacks(given: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Return callbacks by stage as tuples; raise if a stage is unknown or one is not callable."""
-    if not isinstance(given, Mapping):
-        raise TypeError(f"{path!r} needs a dict like {{{STAGES[2]!r}: […]}}, got {given!r:.80}")
-    checked: dict[str, tuple[Callback, ...]] = {}
-    for stage, callbacks in given.items():
-        check_choice(f"the callbacks of {path!r}", stage, STAGES)
-        if not isinstance(callbacks, Iterable):
-            check_callable(stage, callbacks)
-        checked[stage] = (callbacks,) if callable(callbacks) else tuple(callbacks)
-        for one in checked[stage]:
-            check_callable(stage, one)
-    return checked
 
 
 class ValueCollector:
@@ -99,7 +76,6 @@ class ValueCollector:
         self._errors: list[Exception] = []
         self._lock = threading.RLock()
         self._forked = False
-        self._callbacks = functools.cache(options.callbacks)
 
     def after_fork(self) -> None:
         """Renew the lock; a forked child keeps nothing in memory, where it would be lost."""
@@ -119,7 +95,7 @@ class ValueCollector:
         """Keep a copy of a value unless it equals the last one; return False if discarded."""
         options = self._options
         with self._lock:
-            pre_save = self._callbacks("pre_save_callbacks", path)
+            pre_save = options.pre_save_callbacks
             both = None if pre_save else keyed_copy(value)
             mark: Hashable = None
             if both is not None:
@@ -194,9 +170,7 @@ class ValueCollector:
         self._gather(None, together=not raised)
         self.disconnect()
         self._call_all("post_trace_callbacks", self._gathered)
-        general = {stage: getattr(options, stage) for stage in STAGES}
-        by_stage = [general, *options.of_paths.values()]
-        callbacks = [one for stages in by_stage for given in stages.values() for one in given]
+        callbacks = [one for stage in STAGES for one in getattr(options, stage)]
         for callback in {id(one): one for one in callbacks}.values():
             close = getattr(callback, "close", None)
             if callable(close):
@@ -228,7 +202,7 @@ class ValueCollector:
 
     def _call_all(self, stage: str, parts: _Parts) -> None:
         for path, part in parts.items():
-            for callback in self._callbacks(stage, path):
+            for callback in getattr(self._options, stage):
                 if not part.values:
                     break
                 before = list(part.values), list(part.iterations)

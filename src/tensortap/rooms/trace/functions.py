@@ -114,13 +114,6 @@ def argument_names(code: CodeType) -> tuple[str, ...]:
     return tuple([_unmangled(name, code) for name in code.co_varnames[:count]])
 
 
-def this_name(code: CodeType) -> str | None:
-    """Return the name of a method's first argument; None for a function outside of a class."""
-    owner = code.co_qualname.rpartition(".")[0]
-    in_class = bool(owner) and not owner.endswith("<locals>")
-    return argument_names(code)[0] if in_class and code.co_argcount else None
-
-
 def _stored_names(code: CodeType) -> Iterator[str]:
     nested_codes = {id(one): one for one in code.co_consts if isinstance(one, CodeType)}
     for instruction in dis.get_instructions(code):
@@ -138,17 +131,6 @@ def _stored_by(instruction: dis.Instruction) -> tuple[str, ...]:
     if instruction.opname == "STORE_FAST_STORE_FAST":
         return tuple(instruction.argval)
     return instruction.argval[:1] if instruction.opname == "STORE_FAST_LOAD_FAST" else ()
-
-
-def nested(code: CodeType, name: str) -> CodeType | None:
-    """Return the code of a function that is defined inside another one."""
-    for one in code.co_consts:
-        if isinstance(one, CodeType):
-            if one.co_name == name:
-                return one
-            if one.co_name in COMPREHENSIONS and (found := nested(one, name)) is not None:
-                return found
-    return None
 
 
 def _unmangled(name: str, code: CodeType) -> str:

@@ -27,7 +27,6 @@ from tensortap.rooms.trace.rewrite import (
     Function,
     ProbeSpec,
     insert_probes,
-    union,
 )
 
 
@@ -53,7 +52,7 @@ class InstrumentedFunction:
         if self._spec is None:
             self._original = self.function().__code__
         else:
-            spec, for_anyone = union([self._spec, spec]), for_anyone or self._for_anyone
+            spec, for_anyone = self._spec | spec, for_anyone or self._for_anyone
             if (spec, for_anyone) == (self._spec, self._for_anyone):
                 return
         names, number = self.function().__globals__, self.listeners.number

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import collections
 import logging
-import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any, TypeAlias
 
 from tensortap.capture.pipeline import pipeline
 from tensortap.rooms.trace.collect import ValueCollector
-from tensortap.rooms.trace.copies import copied, fingerprint
-from tensortap.rooms.trace.functions import this_name
 from tensortap.rooms.trace.paths import ANY, MANY, follow, join, nearest, parts
 from tensortap.rooms.trace.resolve import LocalProbe, TracedFunction, how_to_trace
 from tensortap.rooms.trace.results import Iteration
@@ -90,14 +87,10 @@ class FunctionListener:
         probes: list[LocalProbe],
         collector: ValueCollector,
         counter: IterationCounter,
-        last_only: bool,
     ) -> None:
         self.traced = traced
         self.probes = probes
         self.collector = collector
-        self.last_only = last_only
-        self.exits = last_only  # whether the end of each call is reported
-        self.caller: FunctionListener | None = None
         self.counts_model = False  # it is the forward whose calls are the iterations
         self.outside_forward = False  # a method of the model that may run outside its forward
         self._compiled = False
@@ -106,31 +99,16 @@ class FunctionListener:
         self._called = 0
         self._skipped: collections.Counter[str] = collections.Counter()  # calls by reason
         self._last_forward = -1  # the last call of the model in whose forward pass it ran
-        self._running = threading.local()
         # records of a plain function have its name in front
         self.prefix = "" if traced.path else f"{traced.function.__name__}."
-        # attributes of the object may change in place, so they are also taken at the return
-        self.this = this_name(traced.function.__code__)
-        self.by_nesting: dict[tuple[str, ...], dict[str | None, list[LocalProbe]]] = {}
+        self.by_name: dict[str | None, list[LocalProbe]] = {}
         for probe in probes:
-            names = self.by_nesting.setdefault(probe.nesting, {})
-            names.setdefault(probe.name, []).append(probe)
-        own = self.by_nesting.get((), {}).get(self.this, ())
-        self.at_return = [probe for probe in own if self.this and probe.inside]
+            self.by_name.setdefault(probe.name, []).append(probe)
 
-    def spec(self, nesting: tuple[str, ...] = ()) -> ProbeSpec:
-        """Return what the function, or one nested in it, has to report."""
-        names = self.by_nesting.get(nesting, {})
-        depth = len(nesting)
-        nested = {
-            key[depth] for key in self.by_nesting if len(key) > depth and key[:depth] == nesting
-        }
-        return ProbeSpec(
-            frozenset([name for name in names if name is not None]),
-            None in names or bool(self.at_return and not nesting),
-            self.exits,
-            {name: self.spec((*nesting, name)) for name in nested},
-        )
+    def spec(self) -> ProbeSpec:
+        """Return what the function has to report."""
+        names = frozenset(name for name in self.by_name if name is not None)
+        return ProbeSpec(names, None in self.by_name)
 
     def call(self) -> TracedCall | None:
         """Begin a call; return None if it is not traced."""
@@ -143,10 +121,8 @@ class FunctionListener:
         if self.counts_model:
             self.collector.gather_before(counter.begin(counter.model.training))
         iteration = counter.current
-        if iteration is None or self.outside_forward or self.caller is not None:
+        if iteration is None or self.outside_forward:
             iteration = self._iteration()
-            if iteration is None:
-                return None
             if not counter.selects(iteration):
                 self._skipped[_NOT_SELECTED] += 1
                 return None
@@ -159,31 +135,14 @@ class FunctionListener:
             elif self._last_forward == iteration.call:
                 return None  # activation checkpointing recomputes what the forward pass showed
         self._called += 1
-        call = TracedCall(self, iteration, ())
-        if self.exits:
-            self._stack().append(call)
-        return call
+        return TracedCall(self, iteration)
 
-    def _iteration(self) -> Iteration | None:
-        if self.caller is not None:
-            callers = self.caller._stack()
-            return callers[-1].iteration if callers else None
+    def _iteration(self) -> Iteration:
         iteration = self._counter.of_model(only_inside=self.outside_forward)
         if iteration is None:
             iteration, boundary = self._counter.count_own(self._calls)
             self.collector.gather_before(boundary)
         return iteration
-
-    def _stack(self) -> list[TracedCall]:
-        calls: list[TracedCall] | None = getattr(self._running, "calls", None)
-        if calls is None:
-            calls = self._running.calls = []
-        return calls
-
-    def end(self, call: TracedCall) -> None:
-        calls = self._stack()
-        if call in calls:
-            calls.remove(call)
 
     def fault(self, error: Exception) -> None:
         pipeline.fault(self.traced.label, error, "was not traced")
@@ -203,8 +162,6 @@ class FunctionListener:
         if not self._called:
             if self._compiled:
                 return f"{label} {IN_GRAPH}"
-            if self.caller is not None:
-                return f"{label} was never called by {self.caller.traced.label}"
             if self._skipped:
                 times, reasons = self._skipped.total(), " and ".join(self._skipped)
                 return f"{label} was called {times} times, but only while {reasons}"
@@ -226,29 +183,18 @@ class FunctionListener:
 
 
 class TracedCall:
-    """One call of a traced function, or of a function nested in it."""
+    """One call of a traced function."""
 
-    __slots__ = (
-        "_last", "_listener", "_marks", "_nesting", "_orders", "_probes", "_this", "iteration",
-    )  # fmt: skip
+    __slots__ = ("_listener", "_orders", "iteration")
 
-    def __init__(
-        self, listener: FunctionListener, iteration: Iteration, nesting: tuple[str, ...]
-    ) -> None:
+    def __init__(self, listener: FunctionListener, iteration: Iteration) -> None:
         self.iteration = iteration
         self._listener = listener
-        self._nesting = nesting
-        self._probes = listener.by_nesting.get(nesting, {})
         self._orders: dict[str, int] = {}
-        self._last: dict[str, tuple[LocalProbe, str, Any, int]] = {}
-        self._this: Any = None  # the object that the function was called on
-        self._marks: dict[str, Hashable] = {}  # fingerprints of its attributes
 
     def bind(self, name: str | None, value: Any, part: str | None) -> None:
         """Take a binding of a name, or of a `part` of its value."""
-        probes = self._probes.get(name, ())
-        if name is not None and name == self._listener.this and self._listener.at_return:
-            self._this = value
+        probes = self._listener.by_name.get(name, ())
         # where several probes match, each path is kept once per binding
         kept: set[str] | None = set() if len(probes) > 1 else None
         for probe in probes:
@@ -257,16 +203,10 @@ class TracedCall:
                 self._take(probe, value, kept)
 
     def result(self, value: Any) -> None:
-        """Take a value that is returned or yielded, and what has changed in the object."""
+        """Take a value that is returned or yielded."""
         self.bind(None, value, None)
-        if self._this is not None and not self._nesting:
-            kept: set[str] = set()
-            for probe in self._listener.at_return:
-                self._take(probe, self._this, kept, again=True)
 
-    def _take(
-        self, probe: LocalProbe, value: Any, kept: set[str] | None, again: bool = False
-    ) -> None:
+    def _take(self, probe: LocalProbe, value: Any, kept: set[str] | None) -> None:
         probe.bound += 1
         if not probe.inside:
             self._keep(probe, "", value, kept)
@@ -274,54 +214,28 @@ class TracedCall:
         exists = False
         for path, part in follow(value, probe.inside):
             exists = True
-            self._keep(probe, "." + join(path) if path else "", part, kept, again)
+            self._keep(probe, "." + join(path) if path else "", part, kept)
         if not exists and not probe.kept:
             probe.parts = tuple([name for name, _ in parts(value)]) or probe.parts
             if isinstance(value, FunctionType):
                 probe.callee = value
 
-    def _keep(
-        self,
-        probe: LocalProbe,
-        suffix: str,
-        value: Any,
-        kept: set[str] | None,
-        again: bool = False,
-    ) -> None:
+    def _keep(self, probe: LocalProbe, suffix: str, value: Any, kept: set[str] | None) -> None:
         path = probe.label + suffix
         if kept is not None:
             if path in kept:
                 probe.kept += 1
                 return
             kept.add(path)
-        if self._this is not None and probe in self._listener.at_return:
-            mark = fingerprint(value)
-            if again and (mark is None or mark == self._marks.get(path)):
-                return
-            self._marks[path] = mark
         order = self._orders.get(path, 0)
         self._orders[path] = order + 1
         name = self._listener.prefix + path
         try:
-            if self._listener.last_only:
-                # copied now: it may be changed in place before the call ends
-                self._last[path] = (probe, name, copied(value), order)
-            elif self._listener.collector.keep(path, name, value, self.iteration, order):
+            if self._listener.collector.keep(path, name, value, self.iteration, order):
                 probe.kept += 1
         except Exception as error:
             probe.error = error
             pipeline.fault(path, error, "was not traced")
-
-    def exit(self) -> None:
-        """End the call; keep the last binding of each name if only that is wanted."""
-        self._listener.end(self)
-        for path, (probe, name, value, order) in self._last.items():
-            if self._listener.collector.keep(path, name, value, self.iteration, order):
-                probe.kept += 1
-
-    def nested(self, name: str) -> TracedCall:
-        """Begin a call of a function that is defined inside."""
-        return TracedCall(self._listener, self.iteration, (*self._nesting, name))
 
     def fault(self, error: Exception) -> None:
         self._listener.fault(error)

@@ -70,19 +70,6 @@ def nearest(name: str, available: Iterable[str], most: int = 6) -> str:
     return "it has " + ", ".join(repr(one) for one in ordered[:most]) + more
 
 
-def matches(segments: tuple[str, ...], path: tuple[str, ...]) -> bool:
-    """Return whether segments with wildcards stand for a path.
-
-    >>> matches(("blocks", "*", "x"), ("blocks", "0", "x")), matches(("**", "x"), ("y",))
-    (True, False)
-    """
-    if not segments:
-        return not path
-    if segments[0] == MANY:
-        return any(matches(segments[1:], path[start:]) for start in range(len(path) + 1))
-    return bool(path) and segments[0] in (ANY, path[0]) and matches(segments[1:], path[1:])
-
-
 def follow(
     value: Any,
     segments: tuple[str, ...],

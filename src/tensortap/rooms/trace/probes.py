@@ -6,7 +6,7 @@ another thread may return to instrumented code at any time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from tensortap.rooms.trace import rewrite
@@ -17,7 +17,7 @@ from tensortap.values.torch.hidden import (
 )
 
 # A listener has `call()`, which begins a call of the function, `compiled()` and `fault(error)`.
-# What `call` returns has `bind`, `result`, `exit`, `nested` and `fault`.
+# What `call` returns has `bind`, `result` and `fault`.
 Listener: TypeAlias = Any
 Calls: TypeAlias = list[Any]
 
@@ -81,28 +81,20 @@ class FunctionListeners:
 _functions: list[FunctionListeners] = []
 
 
-def _begin(listeners: Iterable[Any], method: str, *args: Any) -> Calls | None:
+def enter(number: int, this: object) -> Calls | None:
+    """Begin a call of a function; return None if nobody traces it."""
+    if number >= len(_functions):
+        return None  # the function was instrumented in another process and sent here
     calls: Calls = []
-    for listener in listeners:
+    for listener in _functions[number].of(this):
         try:
-            call = getattr(listener, method)(*args)
+            call = listener.call()
         except Exception as error:
             listener.fault(error)
             continue
         if call is not None:
             calls.append(call)
     return calls or None
-
-
-def enter(number: int, this: object) -> Calls | None:
-    """Begin a call of a function; return None if nobody traces it."""
-    if number >= len(_functions):
-        return None  # the function was instrumented in another process and sent here
-    return _begin(_functions[number].of(this), "call")
-
-
-def nested(outer: Calls | None, name: str) -> Calls | None:
-    return _begin(outer or (), "nested", name)
 
 
 def bind(calls: Calls | None, name: str, value: Any, part: str | None = None) -> Any:
@@ -125,14 +117,6 @@ def result(calls: Calls | None, value: Any) -> Any:
     return value
 
 
-def exit_(calls: Calls | None) -> None:
-    for call in calls or ():
-        try:
-            call.exit()
-        except Exception as error:
-            call.fault(error)
-
-
 def without_probes(names: Any) -> Any:
     """Remove our names from what ``locals()``, ``vars()`` or ``dir()`` returned."""
     for name in [name for name in names if name.startswith("__tensortap_")]:
@@ -145,11 +129,9 @@ def without_probes(names: Any) -> Any:
 
 PROBES: dict[str, Callable[..., Any]] = {
     rewrite.ENTER: enter,
-    rewrite.NESTED: nested,
     rewrite.BIND: bind,
     rewrite.BIND_ALWAYS: bind,
     rewrite.RESULT: result,
-    rewrite.EXIT: exit_,
     rewrite.LOCALS: without_probes,
     rewrite.ID: id,
 }
@@ -169,10 +151,6 @@ def _enter_in_graph(number: int, this: object) -> None:
     _report_compiled(number)
 
 
-def _nested_in_graph(outer: object, name: str) -> None:
-    return None
-
-
 def _bind_in_graph(calls: object, name: str, value: Any, part: str | None = None) -> Any:
     return value
 
@@ -181,13 +159,7 @@ def _result_in_graph(calls: object, value: Any) -> Any:
     return value
 
 
-def _exit_in_graph(calls: object) -> None:
-    return None
-
-
 constant_when_compiled(_report_compiled)
 replace_when_compiled(enter, _enter_in_graph)
-replace_when_compiled(nested, _nested_in_graph)
 replace_when_compiled(bind, _bind_in_graph)
 replace_when_compiled(result, _result_in_graph)
-replace_when_compiled(exit_, _exit_in_graph)

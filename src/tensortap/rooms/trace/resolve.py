@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType
 from typing import Any
 
 from tensortap.rooms.trace.functions import (
@@ -16,7 +16,6 @@ from tensortap.rooms.trace.functions import (
     bound_names,
     method,
     methods,
-    nested,
     unwrap,
 )
 from tensortap.rooms.trace.paths import ANY, MANY, join, nearest
@@ -28,16 +27,11 @@ Segments = tuple[str, ...]
 
 @dataclass(frozen=True, eq=False)
 class TracedFunction:
-    """A function whose calls are traced.
-
-    `this` is the object that it must be called on, `caller` the traced function that must call
-    it; None stands for any.
-    """
+    """A function whose calls are traced, on the object `this` or (None) on any."""
 
     function: FunctionType
     this: Any
     path: Segments
-    caller: TracedFunction | None = None
 
     @property
     def label(self) -> str:
@@ -48,12 +42,10 @@ class TracedFunction:
 class LocalProbe:
     """One name in one function (None: its result), and the path to follow inside its value.
 
-    `nesting` are the nested functions around the name, the outermost first. The other attributes
-    say what it has reported so far.
+    The other attributes say what it has reported so far.
     """
 
     traced: TracedFunction
-    nesting: Segments
     name: str | None
     path: Segments
     inside: Segments
@@ -86,10 +78,9 @@ class Resolver:
         self._children = children
         self._is_common = is_common
         self._closed = closed
-        self._traced: dict[tuple[int, int, int, Segments], TracedFunction] = {}
+        self._traced: dict[tuple[int, int, Segments], TracedFunction] = {}
         self._misses: list[tuple[int, str]] = []  # depth of the path, message
         self._encountered: dict[str, None] = {}  # names below a ``**``
-        self._holders: dict[int, set[int]] | None = None  # of each attribute, by id
 
     def resolve(self, segments: Segments) -> tuple[list[LocalProbe], str]:
         """Return the probes that a path stands for, and if there are none, the reason."""
@@ -115,12 +106,10 @@ class Resolver:
                 return f"nothing is called {rest[0]!r}; {nearest(rest[0], self._encountered)}"
         return max(self._misses, key=lambda miss: miss[0])[1] if self._misses else "nothing matches"
 
-    def _trace(
-        self, bound: BoundFunction, path: Segments, caller: TracedFunction | None = None
-    ) -> TracedFunction:
+    def _trace(self, bound: BoundFunction, path: Segments) -> TracedFunction:
         # the path is part of the key: one module under two names is traced under both
-        key = (id(bound.function), id(bound.this), id(caller), path)
-        return self._traced.setdefault(key, TracedFunction(*bound, path, caller))
+        key = (id(bound.function), id(bound.this), path)
+        return self._traced.setdefault(key, TracedFunction(*bound, path))
 
     def _miss(self, path: Segments, message: str) -> None:
         self._misses.append((len(path), message))
@@ -128,12 +117,7 @@ class Resolver:
     # -- objects -------------------------------------------------------------------------
 
     def _in_object(
-        self,
-        owner: Any,
-        segments: Segments,
-        path: Segments,
-        parents: frozenset[int],
-        caller: TracedFunction | None = None,
+        self, owner: Any, segments: Segments, path: Segments, parents: frozenset[int]
     ) -> Iterator[LocalProbe]:
         if id(owner) in parents:
             return  # the object contains itself
@@ -143,32 +127,30 @@ class Resolver:
             self._miss((*path, *segments[:1]), f"{join(path) or 'the model'}: {closed}")
             return
         if not segments:
-            yield from self._result_of(owner, path, caller)
+            yield from self._result_of(owner, path)
             return
         first, rest = segments[0], segments[1:]
         if first not in (ANY, MANY):
-            yield from self._named(owner, children, first, rest, path, around, caller)
+            yield from self._named(owner, children, first, rest, path, around)
             return
         own = dict(methods(owner, self._is_common))
         below = rest
         if first == MANY:
             self._encountered.update(dict.fromkeys((*children, *own)))
-            yield from self._in_object(owner, rest, path, parents, caller)
+            yield from self._in_object(owner, rest, path, parents)
             below = segments
         for name, child in children.items():
-            yield from self._in_object(child, below, (*path, name), around, caller)
+            yield from self._in_object(child, below, (*path, name), around)
         for name, bound in own.items() if rest or first == ANY else ():
-            traced = self._trace(bound, (*path, name), caller)
+            traced = self._trace(bound, (*path, name))
             yield from self._in_function(traced, rest, quiet=True)
 
-    def _result_of(
-        self, owner: Any, path: Segments, caller: TracedFunction | None
-    ) -> Iterator[LocalProbe]:
+    def _result_of(self, owner: Any, path: Segments) -> Iterator[LocalProbe]:
         """Yield the result of calling an object: of its ``forward`` or ``__call__``."""
         for name in ("forward", "__call__"):
             if (bound := method(owner, name)) is not None:
                 here = path or (name,)  # the target itself has no name
-                yield LocalProbe(self._trace(bound, here, caller), (), None, here, ())
+                yield LocalProbe(self._trace(bound, here), None, here, ())
                 return
         self._miss(path, f"{join(path)} is neither a function nor a module")
 
@@ -180,20 +162,18 @@ class Resolver:
         rest: Segments,
         path: Segments,
         around: frozenset[int],
-        caller: TracedFunction | None,
     ) -> Iterator[LocalProbe]:
         here = (*path, name)
         if name in children:
-            yield from self._in_object(children[name], rest, here, around, caller)
+            yield from self._in_object(children[name], rest, here, around)
             return
         bound = method(owner, name)
         if bound is not None:
-            yield from self._in_function(self._trace(bound, here, caller), rest)
+            yield from self._in_function(self._trace(bound, here), rest)
             return
         attribute = _attribute(owner, name)
         if attribute is not None and rest:
-            caller = self._caller_of(attribute, owner, path, caller)
-            yield from self._in_object(attribute, rest, here, around, caller)
+            yield from self._in_object(attribute, rest, here, around)
             return
         own = dict(methods(owner, self._is_common))
         if attribute is not None:
@@ -210,84 +190,41 @@ class Resolver:
             available = nearest(name, [*children, *own])
             self._miss(here, f"no module or method {name!r} in {where}; {available}")
 
-    def _caller_of(
-        self, attribute: Any, owner: Any, path: Segments, caller: TracedFunction | None
-    ) -> TracedFunction | None:
-        """Return the function that must call an attribute which several objects share.
-
-        Each of them stands for its own calls only.
-        """
-        if self._holders is None:
-            self._holders = {}
-            self._note_holders(self.target, set())
-        if len(self._holders.get(id(attribute), ())) > 1:
-            for name in ("forward", "__call__"):
-                if (bound := method(owner, name)) is not None:
-                    return self._trace(bound, (*path, name), caller)
-        return caller
-
-    def _note_holders(self, owner: Any, known: set[int]) -> None:
-        assert self._holders is not None
-        if id(owner) not in known:
-            known.add(id(owner))
-            for value in getattr(owner, "__dict__", {}).values():
-                self._holders.setdefault(id(value), set()).add(id(owner))
-            for child in self._children(owner).values():
-                self._note_holders(child, known)
-
     # -- functions -----------------------------------------------------------------------
 
     def _in_function(
         self, traced: TracedFunction, segments: Segments, quiet: bool = False
     ) -> Iterator[LocalProbe]:
-        return self._in_code(traced, traced.function.__code__, (), segments, traced.path, quiet)
-
-    def _in_code(
-        self,
-        traced: TracedFunction,
-        code: CodeType,
-        nesting: Segments,
-        segments: Segments,
-        path: Segments,
-        quiet: bool,
-    ) -> Iterator[LocalProbe]:
         """Yield the probes in a function; with `quiet`, a wildcard led here: misses are normal."""
+        code, path = traced.function.__code__, traced.path
         if not segments:
-            yield LocalProbe(traced, nesting, None, path or (RETURN,), ())
+            yield LocalProbe(traced, None, path or (RETURN,), ())
             return
         first, rest = segments[0], segments[1:]
         names = bound_names(code)
         if quiet:
             self._encountered.update(dict.fromkeys(names))
         if first == RETURN:
-            yield LocalProbe(traced, nesting, None, (*path, RETURN), rest)
+            yield LocalProbe(traced, None, (*path, RETURN), rest)
         elif first in (ANY, MANY):
             inside = rest
             if first == MANY:
                 inside = segments if rest else ()
-                yield from self._in_code(traced, code, nesting, rest, path, True)
+                yield from self._in_function(traced, rest, quiet=True)
             # not the object itself: that would copy the whole model at each call
-            without_this = not inside and not nesting and traced.this is not None
-            this = code.co_varnames[:1] if without_this else ()
+            this = code.co_varnames[:1] if not inside and traced.this is not None else ()
             for name in names if not quiet else ():
                 if name not in this:
-                    yield LocalProbe(traced, nesting, name, (*path, name), inside)
-        elif (inner := nested(code, first)) is not None:
-            yield from self._in_code(traced, inner, (*nesting, first), rest, (*path, first), quiet)
+                    yield LocalProbe(traced, name, (*path, name), inside)
         elif first in names:
-            yield LocalProbe(traced, nesting, first, (*path, first), rest)
-        elif first == "self" and not nesting and traced.this is not None and code.co_argcount:
+            yield LocalProbe(traced, first, (*path, first), rest)
+        elif first == "self" and traced.this is not None and code.co_argcount:
             # whatever the method calls the object
-            yield LocalProbe(traced, nesting, names[0], (*path, first), rest)
-        elif not quiet and (helper := _called_function(traced, first, rest)) is not None:
-            bound, used = helper
-            called = self._trace(bound, (*path, first, *rest[:used]), traced)
-            yield from self._in_function(called, rest[used:])
+            yield LocalProbe(traced, names[0], (*path, first), rest)
         elif not quiet:
-            where = join((*traced.path, *nesting)) or traced.label
             near = nearest(first, names)
             hint = _function_elsewhere(traced.function, first)
-            self._miss(path, f"no local {first!r} in {where}; {near}{hint}")
+            self._miss(path, f"no local {first!r} in {traced.label}; {near}{hint}")
 
 
 def items(owner: Any) -> Mapping[str, Any]:
@@ -303,41 +240,19 @@ def items(owner: Any) -> Mapping[str, Any]:
     return {}
 
 
-def _called_function(
-    traced: TracedFunction, name: str, rest: Segments
-) -> tuple[BoundFunction, int] | None:
-    """Return a function that another one can call, and how many of the segments it used up.
-
-    It is a global, in a closure, in an imported module, or a method of the same object.
-    """
-    function = traced.function
-    value = function.__globals__.get(name)
-    if name in function.__code__.co_freevars:
-        cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
-        try:
-            value = cell.cell_contents
-        except ValueError:  # an empty cell
-            value = None
-    used = 0
-    while isinstance(value, ModuleType) and used < len(rest):
-        value = getattr(value, rest[used], None)
-        used += 1
-    if value is None and traced.this is not None:
-        member = inspect.getattr_static(traced.this, name, None)
-        bound, used = unwrap(member, traced.this), 0
-    else:
-        bound = unwrap(value) if callable(value) else None
-    return None if bound is None else (bound, used)
-
-
 def _function_elsewhere(function: FunctionType, name: str) -> str:
-    """Return how to trace a function of the same package that is called through a variable."""
+    """Return how to trace a function that another one may call, of its module or package."""
     package = function.__module__.partition(".")[0]
-    for module in list(sys.modules.values()):
-        found = getattr(module, "__dict__", {}).get(name)
-        if isinstance(found, FunctionType) and found.__module__.partition(".")[0] == package:
-            return f". If it is called through a variable, {how_to_trace(found)}"
-    return ""
+    found = function.__globals__.get(name)
+    for module in list(sys.modules.values()) if found is None else ():
+        named = getattr(module, "__dict__", {}).get(name)
+        if isinstance(named, FunctionType) and named.__module__.partition(".")[0] == package:
+            found = named
+    return (
+        f". To trace what it calls, {how_to_trace(found)}"
+        if isinstance(found, FunctionType)
+        else ""
+    )
 
 
 def how_to_trace(function: FunctionType) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 Function: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"
@@ -15,45 +15,23 @@ _Block: TypeAlias = (
 )
 
 # Probes are globals of the user's module. Names that end in two underscores are not mangled.
-ENTER, NESTED, BIND, BIND_ALWAYS, RESULT, EXIT, LOCALS = (
-    "__tensortap_enter__", "__tensortap_nested__", "__tensortap_bind__",
-    "__tensortap_bind_always__", "__tensortap_result__", "__tensortap_exit__",
-    "__tensortap_locals__",
+ENTER, BIND, BIND_ALWAYS, RESULT, LOCALS = (
+    "__tensortap_enter__", "__tensortap_bind__", "__tensortap_bind_always__",
+    "__tensortap_result__", "__tensortap_locals__",
 )  # fmt: skip
 ID, TRACED_IDS = "__tensortap_id__", "__tensortap_ids_{}__"
-_CALL = "__tensortap_call{}__"  # local variable with the call under way
+_CALL = "__tensortap_call__"  # local variable with the call under way
 
 
 @dataclass(frozen=True)
 class ProbeSpec:
-    """The events of a function to report: bindings of names, results, the end of each call.
-
-    `nested` has the same for functions that are defined inside it.
-    """
+    """The events of a function to report: bindings of names, and results."""
 
     names: frozenset[str] = frozenset()
     results: bool = False
-    exits: bool = False
-    nested: Mapping[str, ProbeSpec] = field(default_factory=dict)
 
-
-def union(specs: Iterable[ProbeSpec]) -> ProbeSpec:
-    """Return a spec that reports what any of the specs report.
-
-    >>> sorted(union([ProbeSpec(frozenset({"x"})), ProbeSpec(frozenset({"y"}), True)]).names)
-    ['x', 'y']
-    """
-    specs = list(specs)
-    nested: dict[str, list[ProbeSpec]] = {}
-    for one in specs:
-        for name, inner in one.nested.items():
-            nested.setdefault(name, []).append(inner)
-    return ProbeSpec(
-        frozenset().union(*[one.names for one in specs]),
-        any(one.results for one in specs),
-        any(one.exits for one in specs),
-        {name: union(group) for name, group in nested.items()},
-    )
+    def __or__(self, other: ProbeSpec) -> ProbeSpec:
+        return ProbeSpec(self.names | other.names, self.results or other.results)
 
 
 def insert_probes(node: Function, spec: ProbeSpec, number: int, anyone: bool) -> Function:
@@ -72,7 +50,7 @@ def insert_probes(node: Function, spec: ProbeSpec, number: int, anyone: bool) ->
         # costs less than a call
         traced = ast.Compare(_call(ID, this), [ast.In()], [_name(TRACED_IDS.format(number))])
         enter = ast.IfExp(traced, enter, ast.Constant(None))
-    return _with_probes(node, spec, enter, 0, {})
+    return _with_probes(node, spec, enter)
 
 
 def _name(text: str) -> ast.Name:
@@ -83,12 +61,6 @@ def _call(function: str, *args: ast.expr) -> ast.Call:
     return ast.Call(_name(function), list(args), [])
 
 
-def _if_traced(call: str, probe: ast.expr) -> ast.BoolOp:
-    """Return an expression that runs the probe only in a call that somebody traces."""
-    untraced = ast.Compare(_name(call), [ast.Is()], [ast.Constant(None)])
-    return ast.BoolOp(ast.Or(), [untraced, probe])
-
-
 def _located(new: _Node, old: ast.AST) -> _Node:
     """Give the line of the old node to every part of the new one that has none."""
     for node in ast.walk(new):
@@ -97,14 +69,9 @@ def _located(new: _Node, old: ast.AST) -> _Node:
     return new
 
 
-def _with_probes(
-    node: Function, spec: ProbeSpec, enter: ast.expr, depth: int, outer: dict[str, str]
-) -> Function:
-    """Insert probes into a function at some depth of nesting; `outer` are names around it."""
+def _with_probes(node: Function, spec: ProbeSpec, enter: ast.expr) -> Function:
     generator = any(isinstance(one, (ast.Yield, ast.YieldFrom)) for one in _own_nodes(node))
-    call = _CALL.format(depth)
-    scope = {**outer, **dict.fromkeys(spec.names, call)}
-    probes = _Probes(scope, spec, call, depth, generator)
+    probes = _Probes(spec, generator)
     args = node.args
     arguments = [*args.posonlyargs, *args.args, args.vararg, *args.kwonlyargs, args.kwarg]
     traced = [one.arg for one in arguments if one is not None and one.arg in spec.names]
@@ -119,11 +86,8 @@ def _with_probes(
         changed = probes.visit(one)
         body += changed if isinstance(changed, list) else [changed]
     if spec.results and not generator:
-        body.append(_located(ast.Expr(_call(RESULT, _name(call), ast.Constant(None))), last_line))
-    if spec.exits:
-        end = _located(ast.Expr(_if_traced(call, _call(EXIT, _name(call)))), last_line)
-        body = [ast.Try(body or [ast.Pass()], [], [], [end])]
-    start: list[ast.stmt] = [ast.Assign([ast.Name(call, ast.Store())], enter)]
+        body.append(_located(ast.Expr(_call(RESULT, _name(_CALL), ast.Constant(None))), last_line))
+    start: list[ast.stmt] = [ast.Assign([ast.Name(_CALL, ast.Store())], enter)]
     start += [ast.Expr(probes.probe(one)) for one in traced]
     node.body = [*head, *[_located(one, begin_line) for one in (*start, *body)]]
     return node
@@ -162,31 +126,26 @@ def _bindings(target: ast.AST) -> Iterator[_Binding]:
 
 
 class _Probes(ast.NodeTransformer):
-    """Inserts probes into the body of one function.
+    """Inserts probes into the body of one function."""
 
-    `scope` maps each traced name to the local variable with the call that it belongs to.
-    """
-
-    def __init__(
-        self, scope: dict[str, str], spec: ProbeSpec, call: str, depth: int, generator: bool
-    ) -> None:
-        self.scope = scope
+    def __init__(self, spec: ProbeSpec, generator: bool) -> None:
         self.spec = spec
-        self.call = call
-        self.depth = depth
         self.generator = generator
 
     def probe(self, name: str, part: str | None = None) -> ast.BoolOp:
-        """Return an expression that reports a binding of the name, or of a part of its value."""
-        call = self.scope[name]
-        args: list[ast.expr] = [_name(call), ast.Constant(name), _name(name)]
+        """Return an expression that reports a binding of the name, or of a part of its value.
+
+        It runs the probe only in a call that somebody traces.
+        """
+        args: list[ast.expr] = [_name(_CALL), ast.Constant(name), _name(name)]
         if part is not None:
             args.append(ast.Constant(part))
-        return _if_traced(call, _call(BIND, *args))
+        untraced = ast.Compare(_name(_CALL), [ast.Is()], [ast.Constant(None)])
+        return ast.BoolOp(ast.Or(), [untraced, _call(BIND, *args)])
 
     def _traced(self, *targets: ast.AST | None) -> list[_Binding]:
         bindings = [one for target in targets if target is not None for one in _bindings(target)]
-        return [one for one in dict.fromkeys(bindings) if one[0] in self.scope]
+        return [one for one in dict.fromkeys(bindings) if one[0] in self.spec.names]
 
     def _probes(self, location: ast.AST, *targets: ast.AST | None) -> list[ast.stmt]:
         probes = [ast.Expr(self.probe(*one)) for one in self._traced(*targets)]
@@ -247,13 +206,13 @@ class _Probes(ast.NodeTransformer):
     def _report_result(self, node: ast.Return | ast.Yield) -> None:
         if self.spec.results:
             value = node.value or ast.Constant(None)
-            node.value = _located(_call(RESULT, _name(self.call), value), node)
+            node.value = _located(_call(RESULT, _name(_CALL), value), node)
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.expr:
         self.generic_visit(node)
         name = node.target.id
-        if name in self.scope:
-            probe = _call(BIND_ALWAYS, _name(self.scope[name]), ast.Constant(name), node.value)
+        if name in self.spec.names:
+            probe = _call(BIND_ALWAYS, _name(_CALL), ast.Constant(name), node.value)
             node.value = _located(probe, node)
         return node
 
@@ -275,28 +234,14 @@ class _Probes(ast.NodeTransformer):
 
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _comprehension  # noqa: N815
 
-    # nested scopes
+    # nested scopes, which are not traced
 
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
-        return self._after(self._nested(node), _name(node.name))
+    def visit_FunctionDef(
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    ) -> list[ast.stmt]:
+        return self._after(node, _name(node.name))
 
-    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
+    visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef  # noqa: N815
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.expr:
-        return node  # a scope of its own that is not traced
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> list[ast.stmt]:
-        return self._after(node, _name(node.name))  # names in its body are attributes
-
-    def _nested(self, node: Function) -> Function:
-        # a name that it declares nonlocal belongs to the function around it
-        declared = [one for one in _own_nodes(node) if isinstance(one, ast.Nonlocal)]
-        shared = {var for one in declared for var in one.names if var in self.scope}
-        outer = {one: self.scope[one] for one in shared}
-        spec = self.spec.nested.get(node.name)
-        if spec is not None:
-            enter = _call(NESTED, _name(self.call), ast.Constant(node.name))
-            return _with_probes(node, spec, enter, self.depth + 1, outer)
-        if outer:
-            _Probes(outer, ProbeSpec(), self.call, self.depth, False).generic_visit(node)
         return node

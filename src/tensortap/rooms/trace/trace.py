@@ -73,11 +73,6 @@ class Tracer:
                     known.add(key)
                     self._patterns[probe] = path
                     by_function.setdefault(probe.traced, []).append(probe)
-        for traced in list(by_function):  # a helper is traced only while its caller runs
-            caller = traced.caller
-            while caller is not None:
-                by_function.setdefault(caller, [])
-                caller = caller.caller
         return by_function
 
     def _check_compiled(self, probes: Iterable[TracedFunction]) -> None:
@@ -89,16 +84,8 @@ class Tracer:
                 raise TensortapError(f"cannot trace {traced.label!r}: its module {IN_GRAPH}")
 
     def _listen(self, probes: Mapping[TracedFunction, list[LocalProbe]]) -> None:
-        last_only = self.options.rebind == "last"
-        listeners = {
-            traced: FunctionListener(traced, own, self._collector, self._counter, last_only)
-            for traced, own in probes.items()
-        }
-        for traced, listener in listeners.items():
-            if traced.caller is not None:
-                listener.caller = listeners[traced.caller]
-                listener.caller.exits = True
-        for traced, listener in listeners.items():
+        for traced, own in probes.items():
+            listener = FunctionListener(traced, own, self._collector, self._counter)
             try:
                 instrument.listen(traced.function, traced.this, listener, listener.spec())
             except NoSource as error:
@@ -221,11 +208,10 @@ def _resolver(target: Any) -> tuple[Any, Resolver]:
 
 def trace(
     target: Any,
-    paths: str | Sequence[str] | Mapping[str, Mapping[str, Any] | None],
+    paths: str | Sequence[str],
     *,
     every: int = 1,
     gathering_interval: int | None = None,
-    rebind: str = "all",
     changed: bool = True,
     mode: str = "both",
     pre_save_callbacks: Iterable[Callback] = (),
@@ -241,15 +227,12 @@ def trace(
     name in it, and attributes, keys and indices of its value; a function or module alone stands
     for what it returns. ``*`` stands for one segment, ``**`` for any number.
 
-    `every` selects each n-th iteration (call of the model), `rebind` "all" bindings of a name
-    within a call or only the "last", `mode` "train", "eval" or "both". `changed` skips a value
-    that equals the last one kept. Every `gathering_interval` iterations, the values of all ranks
-    are gathered to rank 0 of `group`. `results=False` keeps no values in memory, only in the
-    open run or the live session. Callbacks before a value is kept are called as
-    ``f(name, value)`` and return what to keep, or None; callbacks before and after gathering and
-    at the end are called as ``f(name, values, iterations, ranks)`` and change the lists. `paths`
-    may be a dict with callbacks of single paths, which are called instead of the general ones:
-    ``{"forward.x": {"post_gather_callbacks": [mean]}, "forward": None}``.
+    `every` selects each n-th iteration (call of the model), `mode` "train", "eval" or "both".
+    `changed` skips a value that equals the last one kept. Every `gathering_interval` iterations,
+    the values of all ranks are gathered to rank 0 of `group`. `results=False` keeps no values in
+    memory, only in the open run or the live session. Callbacks before a value is kept are called
+    as ``f(name, value)`` and return what to keep, or None; callbacks before and after gathering and
+    at the end are called as ``f(name, values, iterations, ranks)`` and change the lists.
 
     >>> def mean(xs):
     ...     total = sum(xs)
@@ -260,9 +243,8 @@ def trace(
     ([3.0], [1.5])
     """
     options = TraceOptions(
-        every, gathering_interval, rebind, changed, mode, pre_save_callbacks, pre_gather_callbacks,
+        every, gathering_interval, changed, mode, pre_save_callbacks, pre_gather_callbacks,
         post_gather_callbacks, post_trace_callbacks, group, results,
-        dict(paths) if isinstance(paths, Mapping) else {},
     ).checked()  # fmt: skip
     if not isinstance(paths, Iterable):
         raise TypeError(f"paths must be a path like 'forward.x' or several, got {paths!r:.80}")

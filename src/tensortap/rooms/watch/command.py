@@ -17,18 +17,13 @@ def film(
     name: str = typer.Argument(..., help="Name of a record."),
     target: Path = typer.Argument(..., help="out.mp4 or out.gif."),
     mode: str = typer.Option(
-        "auto", help="auto, image, surface, histogram, pca, pca_lowrank, tsne or grid."
+        "auto", help="auto, image, surface, histogram, pca or tsne."
     ),
     size: str = typer.Option("640x480", metavar="WxH", help="Size of the frames in pixels."),
     fps: float = typer.Option(20.0, help="Frames per second."),
     colors: str = typer.Option(
         "follow", "--range", metavar="RULE",
-        help="follow, exact, fixed, or two numbers: --range=-1,1",
-    ),
-    colormap: str = typer.Option("auto", help="aurora, ember, grey, polar or slate."),
-    theme: str = typer.Option("dark", help="dark or light."),
-    legend_color: str | None = typer.Option(
-        None, metavar="COLOR", help="Color of the text: '#rrggbb', or a name like orange."
+        help="follow, exact, or two numbers: --range=-1,1",
     ),
     rank: int | None = typer.Option(None, help="Rank. Default: the lowest."),
     kind: str | None = typer.Option(None, help="Weight, Gradient, …, if there are several."),
@@ -44,7 +39,6 @@ def film(
         frames = make(
             RunReader(run), name, target, rank=rank, kind=kind, steps=parse_steps(steps),
             fps=fps, progress=progress, mode=mode, size=_size(size), range=_range(colors),
-            colormap=colormap, theme=theme, legend_color=legend_color,
         )  # fmt: skip
     message(f"wrote {frames:,} frames to {target}")
 

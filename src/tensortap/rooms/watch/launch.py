@@ -74,11 +74,30 @@ def launch(task: Task, functions: bytes, key: bytes, line: socket.socket) -> Pro
         return _Spawned(orders, line)
 
 
+def with_start_method(task: Task, start_method: str | None) -> Task:
+    """Return a task with a start method that works; raise if there is none.
+
+    By default a worker is spawned, or forked if it could not import the functions of the task.
+    """
+    task = dataclasses.replace(task, start_method=start_method or "spawn")
+    check_start_method(task.start_method)
+    try:
+        pickled(task)
+    except TensortapError:
+        if start_method is not None or not _can_fork():
+            raise
+        return dataclasses.replace(task, start_method="fork")
+    return task
+
+
+def _can_fork() -> bool:
+    return all(part.survives_fork() for part in parts("tensortap.rooms.watch"))
+
+
 def check_start_method(start_method: str) -> None:
     """Raise if a worker cannot be started by this method."""
     check_choice("start_method", start_method, START_METHODS)
-    found = parts("tensortap.rooms.watch")
-    if start_method == "fork" and not all(part.survives_fork() for part in found):
+    if start_method == "fork" and not _can_fork():
         raise TensortapError(
             "start_method='fork' does not work after CUDA was initialized: use 'spawn', or call "
             "tap.watch before anything touches the GPU"
@@ -95,7 +114,8 @@ def pickled(task: Task) -> bytes:
     except Exception as error:
         raise TensortapError(
             f"{_name_of(task.recorder)} cannot be sent to a worker: {error}. A worker imports what "
-            "it calls: put it into a module of its own, or use start_method='fork'"
+            "it calls: put it into a module of its own, or pass start_method='fork' to tap.watch, "
+            "before CUDA is initialized"
         ) from error
     return stream.getvalue()
 

@@ -21,7 +21,7 @@ from tensortap.core.errors import NotFound
 from tensortap.core.record import Record
 from tensortap.core.settings import buffer_size
 from tensortap.rooms.track.options import NamePattern
-from tensortap.rooms.watch.launch import Task, check_start_method, pickled
+from tensortap.rooms.watch.launch import Task, with_start_method
 from tensortap.rooms.watch.watch_observer import (
     ROOM,
     Probe,
@@ -48,7 +48,7 @@ def watch(
     every: int = 1,
     rate: float | str | None = "auto",
     timeout: float = 30.0,
-    start_method: str = "spawn",
+    start_method: str | None = None,
     daemon: bool = False,
     transform: Transform | None = None,
     name: str | None = None,
@@ -67,10 +67,10 @@ def watch(
     records per second are captured of each name (by default 20, or with `every` any number), and
     newer ones replace those that wait. `transform` runs in this process, before
     anything is copied. `timeout` limits the time that `close`, or a worker whose program has died,
-    may take. `start_method` is "spawn", for which the function must be in a module other than the
-    main one, or "fork". With `daemon`, the program ends without waiting for the worker, which
-    finishes on its own. Rank 0 watches, or the given `ranks`, or ``ranks="all"``. A worker that
-    dies is reported, and training continues.
+    may take. `start_method` is "spawn" or "fork"; by default a function of the main module, which a
+    spawned worker cannot import, is forked. With `daemon`, the program ends without waiting for
+    the worker, which finishes on its own. Rank 0 watches, or the given `ranks`, or
+    ``ranks="all"``. A worker that dies is reported, and training continues.
     """
     function = recorder if on_record is None else on_record
     if function is None or (recorder is not None and on_record is not None):
@@ -78,7 +78,6 @@ def watch(
     check_count("every", every)
     per_second = _rate(rate, every)
     _check_options(function, on_close, per_second, timeout, name)
-    check_start_method(start_method)
     selection = WatchSelection().updated(
         what=what, include=include, exclude=exclude, transform=transform
     )
@@ -88,8 +87,9 @@ def watch(
         waiting = int(min(max(_MIN_WAITING, 2 * per_second), _MAX_WAITING))
     with _lock:
         name = _unused_name(name)
-        task = Task(name, function, on_close, start_method, timeout, waiting, buffer_size(), daemon)
-        pickled(task)  # raises now if it cannot be sent, even if the worker starts later
+        task = Task(name, function, on_close, "", timeout, waiting, buffer_size(), daemon)
+        # raises now if it cannot be sent, even if the worker starts later
+        task = with_start_method(task, start_method)
         observer = RateLimitedObserver(
             name, selection, every=every, rate=per_second, ranks=watching_ranks
         )

@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -34,7 +34,7 @@ from tensortap.rooms.watch import messages as wire
 from tensortap.values.registry import parts
 
 _PARENT_INTERVAL = 0.25  # seconds between checks of the parent
-_IDLE = 1.0  # seconds without a record until files are flushed
+_IDLE = 1.0  # seconds to wait for a record
 _DRAIN_TIMEOUT = 1.0  # seconds without a record, after which a parent that died sent no more
 _PROCESSING_SHARE = 0.75  # of the time at the end; the rest is for closing files
 _REPORT_INTERVAL = 0.25
@@ -107,14 +107,6 @@ class Inbox(History):
             self._changed.notify_all()
 
 
-class Functions(NamedTuple):
-    """The user's functions."""
-
-    on_record: Callable[[Record], object]
-    on_close: Callable[[], object] | None = None
-    on_idle: Callable[[], object] | None = None
-
-
 class TimeUp(BaseException):
     """Raised in the user's code when the time at the end is over."""
 
@@ -133,7 +125,7 @@ class WorkerProcess:
     """The main loop of a worker; `run` returns when the work is done."""
 
     def __init__(
-        self, orders: wire.Orders, line: socket.socket, load: Callable[[], Functions]
+        self, orders: wire.Orders, line: socket.socket, load: Callable[[], tuple[Any, Any]]
     ) -> None:
         self._orders = orders
         self._line = line
@@ -155,18 +147,18 @@ class WorkerProcess:
         listen = self._listen_to_parent
         threading.Thread(target=listen, name="tensortap-parent", daemon=True).start()
         error = ""
-        functions = None
+        recorder = on_close = None
         try:
             self._server = Server(Address("127.0.0.1", 0), self._inbox, self._orders.key)
             wire.send(self._line, wire.Ready(self._server.address.port))
-            functions = self._load()
-            self._process_records(functions)
+            recorder, on_close = self._load()
+            self._process_records(recorder)
         except TimeUp:
             pass
         except BaseException:
             error = traceback.format_exc()
         self._end(self._orders.timeout)
-        self._close(functions)
+        self._close(getattr(recorder, "close", None), on_close)
         self._finished.set()
         wire.send(self._line, wire.Done(self._counts(), error))
         return 1 if error else 0
@@ -184,46 +176,30 @@ class WorkerProcess:
 
     # -- records -------------------------------------------------------------------------
 
-    def _process_records(self, functions: Functions) -> None:
+    def _process_records(self, on_record: Callable[[Record], object]) -> None:
         reported_at = time.monotonic()
-        unflushed = False
         while not self._time_is_up:
             record = self._inbox.take(_IDLE)
             if record is not None:
-                unflushed = True
-                self._process(functions.on_record, record)
+                self._process(on_record, record)
                 if time.monotonic() > reported_at + _REPORT_INTERVAL:  # in case the worker dies
                     reported_at = time.monotonic()
                     wire.send(self._line, wire.Answer(wire.UNASKED, self._counts()))
                 continue
-            if unflushed or self._drain_requests:
-                unflushed = False
-                self._flush(functions)
-                self._answer_drain_requests()
+            self._answer_drain_requests()
             if self._ending.is_set():
                 self._stop_server()
                 if not len(self._inbox):
                     return
 
     def _process(self, on_record: Callable[[Record], object], record: Record) -> None:
+        self._in_user_code = True
         try:
-            self._call(on_record, record)
+            on_record(record)
             self._processed += 1
         except Exception as error:
             self._errors += 1
             self._report_fault(record.name, error)
-
-    def _flush(self, functions: Functions) -> None:
-        if functions.on_idle is not None:
-            try:
-                self._call(functions.on_idle)
-            except Exception as error:
-                self._report_fault("flush", error)
-
-    def _call(self, function: Callable[..., object], *args: Any) -> None:
-        self._in_user_code = True
-        try:
-            function(*args)
         finally:
             self._in_user_code = False
 
@@ -246,14 +222,13 @@ class WorkerProcess:
 
     # -- the end -------------------------------------------------------------------------
 
-    def _close(self, functions: Functions | None) -> None:
+    def _close(self, *functions: Callable[[], object] | None) -> None:
         self._stop_server()
-        if functions is None or functions.on_close is None:
-            return
-        try:
-            functions.on_close()
-        except Exception as error:
-            self._report_fault("on_close", error)
+        for function in filter(None, functions):
+            try:
+                function()
+            except Exception as error:
+                self._report_fault("on_close", error)
 
     def _stop_server(self) -> None:
         if self._server is not None:
@@ -351,22 +326,7 @@ def forked(
 
 
 def _run(orders: wire.Orders, line: socket.socket, load: Callable[[], tuple[Any, Any]]) -> None:
-    code = WorkerProcess(orders, line, lambda: _functions_of(*load())).run()
+    code = WorkerProcess(orders, line, load).run()
     sys.stdout.flush()
     sys.stderr.flush()
     sys.exit(code)
-
-
-def _functions_of(recorder: Any, on_close: Callable[[], object] | None) -> Functions:
-    """Return the functions of a recorder, which may have `close` and `flush`, or of a function."""
-    close = getattr(recorder, "close", None)
-    if on_close is None or close is None:
-        return Functions(recorder, close or on_close, getattr(recorder, "flush", None))
-
-    def close_both() -> None:
-        try:
-            close()
-        finally:
-            on_close()
-
-    return Functions(recorder, close_both, getattr(recorder, "flush", None))

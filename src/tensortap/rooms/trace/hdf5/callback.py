@@ -30,10 +30,9 @@ class HDF5:
     """A callback that moves traced values to an HDF5 file as they come.
 
     It removes the values from the lists that it is given; `datasets` has them from then on.
-    `exists` says what to do with an existing file: ``refuse``, ``keep`` (append) or ``replace``;
-    `overwrite=True` is short for ``replace``.
-    Values that were flushed survive the end of the process, however it ends. A flush follows every
-    `flush_every` calls or, by default, a call when the last flush is a fifth of a second old.
+    `exists` says what to do with an existing file: ``refuse``, ``keep`` (append) or ``replace``.
+    Values that were flushed survive the end of the process, however it ends. A flush follows a
+    call when the last flush is a fifth of a second old.
 
     >>> import tempfile, numpy
     >>> saver = HDF5(tempfile.mkdtemp() + "/trace.h5")
@@ -51,32 +50,15 @@ class HDF5:
         *,
         compression: str | int | None = None,
         compression_opts: Any = None,
-        shuffle: bool = False,
         float_dtype: Any = None,
         int_dtype: Any = None,
-        iteration_dtype: Any = "int64",
-        ragged: bool = False,
         exists: str = "refuse",
-        overwrite: bool = False,
-        chunks: int | None = None,
-        flush_every: int | None = None,
     ) -> None:
         if exists not in _EXISTS:
             raise TensortapError(f"exists must be 'refuse', 'keep' or 'replace', got {exists!r}")
-        if overwrite:
-            if exists == "keep":
-                raise TensortapError("overwrite=True contradicts exists='keep': pass one of them")
-            exists = "replace"
-        if flush_every is not None and flush_every < 1:
-            raise TensortapError(f"flush_every must be at least 1, got {flush_every}")
         self._given = Path(path)
         self._exists = exists
-        self._options = HDF5Options(
-            compression, compression_opts, shuffle, chunks, float_dtype, int_dtype,
-            iteration_dtype, ragged,
-        )  # fmt: skip
-        self._flush_every = flush_every
-        self._calls = 0
+        self._options = HDF5Options(compression, compression_opts, float_dtype, int_dtype)
         self._flushed_at = -math.inf  # so that the first call is flushed
         self._lock = threading.RLock()
         self._opened: Path | None = None
@@ -141,8 +123,7 @@ class HDF5:
             if not writer.is_ours:
                 raise TensortapError(f"this is a fork of the process that writes {self.path}")
             failed = writer.extend(name, values, columns)
-            self._calls += 1
-            if self._flush_is_due():
+            if time.monotonic() - self._flushed_at >= _FLUSH_INTERVAL:
                 self._flush(writer)
             return failed
         except TensortapError:
@@ -150,14 +131,8 @@ class HDF5:
         except Exception as error:  # such as a full disk
             raise TensortapError(f"{name} cannot be written to {self.path}: {error}") from error
 
-    def _flush_is_due(self) -> bool:
-        if self._flush_every is not None:
-            return self._calls >= self._flush_every
-        return time.monotonic() - self._flushed_at >= _FLUSH_INTERVAL
-
     def _flush(self, writer: HDF5Writer) -> None:
         writer.flush()
-        self._calls = 0
         self._flushed_at = time.monotonic()
 
     def _open(self) -> HDF5Writer:

@@ -129,19 +129,12 @@ def _texts(data: Any, total: int) -> list[str]:
 
 def _values(group: Any, count: int) -> list[Any]:
     data = group["values"]
-    kind = str(group.attrs["tensortap_kind"])
-    if kind == "texts":
-        return _texts(data, count)
-    shapes = group["shapes"][:count] if "shapes" in group else None
-    if shapes is None:
-        rows = list(data[:count])
-    elif kind == "ragged":
-        offsets = group["offsets"][...]
-        rows = [
-            data[offsets[i] : offsets[i + 1]].reshape([size for size in shape if size >= 0])
-            for i, shape in enumerate(shapes)
-        ]
-    else:
-        rows = [data[(i, *map(slice, shape))] for i, shape in enumerate(shapes)]
     dtype, framework = data.attrs["tensortap_dtype"], data.attrs["tensortap_framework"]
+    if dtype == "str":
+        return _texts(data, count)
+    if "shapes" in group:
+        shapes = group["shapes"][:count]
+        rows = [data[(i, *map(slice, shape))] for i, shape in enumerate(shapes)]
+    else:
+        rows = list(data[:count])
     return [value_of(row, dtype, framework) for row in rows]

@@ -4,7 +4,6 @@
     /forward.x/iterations    the iteration of every row (a list of them for stacked values)
     /forward.x/ranks         the rank of every row, likewise
     /forward.x/shapes        if sizes differ: the shape of every row
-    /forward.x/offsets       if values are ragged: row i is values[offsets[i]:offsets[i + 1]]
 
 A group is named after its path; ``/``, ``%`` and characters that HDF5 does not allow are
 percent-encoded as in a URL.
@@ -60,20 +59,14 @@ class HDF5Options:
 
     compression: str | int | None = None
     compression_opts: Any = None
-    shuffle: bool = False
-    chunks: int | None = None  # rows per chunk
     float_dtype: Any = None
     int_dtype: Any = None
-    iteration_dtype: Any = "int64"
-    ragged: bool = False
 
     def __post_init__(self) -> None:
         h5py = import_h5py()
-        for name in ("float_dtype", "int_dtype", "iteration_dtype"):
+        for name in ("float_dtype", "int_dtype"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, check_dtype(getattr(self, name), name))
-        if self.chunks is not None and self.chunks < 1:
-            raise TensortapError(f"chunks must be at least 1, got {self.chunks}")
         if self.compression is None and self.compression_opts is not None:
             raise TensortapError(
                 f"compression_opts={self.compression_opts!r} needs compression=, such as 'gzip'"
@@ -83,16 +76,15 @@ class HDF5Options:
                 file.create_dataset("x", (1,), chunks=(1,), dtype="u1", **self.filters())
         except (TypeError, ValueError) as error:
             raise TensortapError(
-                f"compression={self.compression!r}, compression_opts={self.compression_opts!r}, "
-                f"shuffle={self.shuffle!r}: {error}"
+                f"compression={self.compression!r}, compression_opts={self.compression_opts!r}: "
+                f"{error}"
             ) from None
 
     def filters(self) -> dict[str, Any]:
         """Return the arguments for h5py's `create_dataset`."""
-        filters: dict[str, Any] = {"shuffle": self.shuffle}
-        if self.compression is not None:
-            filters |= {"compression": self.compression, "compression_opts": self.compression_opts}
-        return filters
+        if self.compression is None:
+            return {}
+        return {"compression": self.compression, "compression_opts": self.compression_opts}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -123,37 +115,28 @@ def path_of(link: str) -> str:
 # -- rows ------------------------------------------------------------------------------------
 
 
-def chunk_of(row: tuple[int, ...], itemsize: int, rows: int | None) -> tuple[int, ...]:
+def chunk_of(row: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Return the shape of chunks for rows of a shape: whole rows, unless they are huge.
 
-    >>> chunk_of((128, 128), 4, None), chunk_of((), 8, None)
+    >>> chunk_of((128, 128), 4), chunk_of((), 8)
     ((1, 128, 128), (1024,))
     """
     sizes = [max(1, size) for size in row]
     for axis in range(len(sizes)):
         while math.prod(sizes) * itemsize > _LARGEST_CHUNK and sizes[axis] > 1:
             sizes[axis] = -(-sizes[axis] // 2)
-    nbytes = math.prod(sizes) * itemsize
-    if rows is None:
-        rows = max(1, min(1024, _SMALL_CHUNK // nbytes))
-    return (max(1, min(rows, _LARGEST_CHUNK // nbytes)), *sizes)
+    rows = _SMALL_CHUNK // (math.prod(sizes) * itemsize)
+    return (max(1, min(1024, rows)), *sizes)
 
 
 def _create_rows(
-    group: Any,
-    name: str,
-    dtype: Any,
-    row: tuple[int, ...],
-    *,
-    fill: Any = None,
-    options: HDF5Options | None = None,
+    group: Any, name: str, dtype: Any, row: tuple[int, ...], *, fill: Any = None, **filters: Any
 ) -> Any:
     """Create a dataset without rows; they have this shape until a larger one comes."""
     dtype = np.dtype(dtype)
     return group.create_dataset(
         name, shape=(0, *row), maxshape=(None,) * (1 + len(row)), dtype=dtype, fillvalue=fill,
-        chunks=chunk_of(row, dtype.itemsize, options.chunks if options else None),
-        **(options.filters() if options else {}),
+        chunks=chunk_of(row, dtype.itemsize), **filters,
     )  # fmt: skip
 
 
@@ -182,19 +165,17 @@ def _write_block(data: Any, start: int, block: Array) -> None:
 class _PathGroup:
     """The group of a path: its values, and columns with the iteration and rank of each.
 
-    ``padded`` values have one row each; a second dataset keeps their shapes as soon as two of them
-    differ. ``ragged`` values lie end to end, and two datasets keep where each begins, and its
-    shape. ``texts`` have one row each. The columns are written last, by `settle`, and count the
-    values: what an earlier call has not finished is overwritten.
+    Values have one row each; a second dataset keeps their shapes as soon as two of them differ.
+    The columns are written last, by `settle`, and count the values: what an earlier call has not
+    finished is overwritten.
     """
 
     def __init__(self, group: Any) -> None:
         self._group = group
-        self._kind = str(group.attrs["tensortap_kind"])
         self._values = group["values"]
         self._dtype = str(self._values.attrs["tensortap_dtype"])
         self._columns = {n: group[n] for n in str(group.attrs["tensortap_beside"]).split()}
-        self._shapes, self._offsets = group.get("shapes"), group.get("offsets")
+        self._shapes = group.get("shapes")
         self._settled = self._count = min(map(len, self._columns.values()))
         self._waiting: list[Mapping[str, Any]] = []
         self._dimensions: int = self._values.ndim - 1
@@ -212,26 +193,14 @@ class _PathGroup:
         from h5py import string_dtype
 
         group = parent.create_group(link)
-        kind, like = "padded", value.content
+        like = value.content
         if isinstance(like, str):
-            kind = "texts"
             # without compression: HDF5 stores texts of variable length outside of the chunks
-            chunks = (options.chunks or 256,)
-            group.create_dataset("values", (0,), string_dtype(), maxshape=(None,), chunks=chunks)
-        elif options.ragged:
-            kind = "ragged"
-            # `options.chunks` counts rows, but here a row of the dataset is one element
-            chunks = (max(1, 2 * _SMALL_CHUNK // like.dtype.itemsize),)
-            group.create_dataset(
-                "values", (0,), like.dtype, maxshape=(None,), chunks=chunks, **options.filters()
-            )
-            _write_rows(_create_rows(group, "offsets", "int64", ()), 0, [np.array(0, np.int64)])
-            _create_rows(group, "shapes", "int64", (like.ndim,), fill=-1)
+            group.create_dataset("values", (0,), string_dtype(), maxshape=(None,), chunks=(256,))
         else:
-            _create_rows(group, "values", like.dtype, like.shape, options=options)
+            _create_rows(group, "values", like.dtype, like.shape, **options.filters())
         for name, array in columns.items():
             _create_rows(group, name, array.dtype, array.shape, fill=-1)
-        group.attrs["tensortap_kind"] = kind
         group.attrs["tensortap_beside"] = " ".join(columns)
         group["values"].attrs["tensortap_dtype"] = value.dtype
         group["values"].attrs["tensortap_framework"] = value.framework
@@ -245,10 +214,10 @@ class _PathGroup:
                 hint = ""
             raise Mismatch(f"the dataset holds {self._dtype}, this value is {value.dtype}{hint}")
         expected, dimensions = self._dimensions, np.ndim(value.content)
-        if self._kind == "padded" and dimensions != expected:
+        if self._dtype != "str" and dimensions != expected:
             raise Mismatch(
-                f"the dataset has rows of {expected} dimensions, this value has {dimensions}: "
-                "ragged=True stores both"
+                f"the dataset has rows of {expected} dimensions, this value has {dimensions}: an "
+                "earlier callback can reshape it"
             )
         for name, array in columns.items():
             if name not in self._columns or array.ndim != self._columns[name].ndim - 1:
@@ -261,13 +230,11 @@ class _PathGroup:
 
     def extend(self, values: Sequence[Any], columns: Sequence[Mapping[str, Any]]) -> None:
         """Append values, which `check` has accepted, with their columns."""
-        if self._kind == "padded":
-            self._pad(values)
-        elif self._kind == "ragged":
-            self._join(values)
-        else:
+        if self._dtype == "str":
             self._values.resize(self._count + len(values), axis=0)
             self._values[self._count :] = list(values)
+        else:
+            self._pad(values)
         self._waiting += columns
         self._count += len(values)
 
@@ -287,14 +254,6 @@ class _PathGroup:
             shapes = [np.array(array.shape, np.int64) for array in arrays]
             _write_rows(self._shapes, self._count, shapes)
         _write_rows(self._values, self._count, arrays)
-
-    def _join(self, arrays: Sequence[Array]) -> None:
-        start = int(self._offsets[self._count])
-        ends = start + np.cumsum([array.size for array in arrays], dtype=np.int64)
-        _write_block(self._values, start, np.concatenate([array.reshape(-1) for array in arrays]))
-        _write_rows(self._offsets, self._count + 1, list(ends))
-        shapes = [np.array(array.shape, np.int64) for array in arrays]
-        _write_rows(self._shapes, self._count, shapes)
 
 
 # -- the file --------------------------------------------------------------------------------
@@ -392,7 +351,7 @@ class HDF5Writer:
         for i, (value, known) in enumerate(zip(values, columns, strict=True)):
             try:
                 stored = stored_value(value, options.float_dtype, options.int_dtype)
-                row = {k: integers(v, options.iteration_dtype) for k, v in known.items()}
+                row = {k: integers(v) for k, v in known.items()}
                 if group is None:
                     self._reserve(0)
                     group = _PathGroup.create(self.file, link, stored, row, options)

@@ -83,17 +83,6 @@ class Canvas:
         self.pixels[inside] = line[part]
         return int(width)
 
-    def badge(self, x: float, y: float, text: str, size: int, color: Rgb) -> int:
-        """Write text on a colored pill that ends at `x`; return its width."""
-        mask = np.concatenate([_letter_mask(letter, size) for letter in text or " "], axis=1)
-        width, height = int(mask.shape[1]) + size, round(size * 1.55)
-        left, top = round(x) - width, round(y - height / 2)
-        self.stamp(_pill(width, height), left, top, color)
-        bright = 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2]
-        ink = (10, 10, 14) if bright > 140 else (255, 255, 255)
-        self.stamp(mask, left + size // 2, round(y - mask.shape[0] / 2), ink)
-        return width
-
     def curve(self, xs: Sequence[float], ys: Sequence[float], width: float, color: Rgb) -> None:
         """Draw a smooth line through points."""
         if len(xs) < 2:
@@ -175,14 +164,6 @@ def fitted(text: str, size: int, width: float) -> str:
 def _without_middle(text: str, kept: int) -> str:
     ahead = kept // 3
     return f"{text[:ahead]}…{text[len(text) - (kept - ahead) :]}" if kept else "…"
-
-
-@functools.lru_cache(maxsize=256)
-def _pill(width: int, height: int) -> Mask:
-    image = Image.new("L", (width * _FINE, height * _FINE))
-    box = (0, 0, width * _FINE - 1, height * _FINE - 1)
-    ImageDraw.Draw(image).rounded_rectangle(box, radius=height * _FINE // 2, fill=255)
-    return np.asarray(image.reduce(_FINE))
 
 
 @functools.lru_cache(maxsize=16)

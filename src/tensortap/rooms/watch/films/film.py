@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.record import Kind, Record
 from tensortap.rooms.watch.films.frames import Painter
 from tensortap.rooms.watch.films.style import Style
-from tensortap.rooms.watch.films.video import FORMATS, VideoWriter, check_fps, film_size
+from tensortap.rooms.watch.films.video import FORMATS, VideoWriter, check_fps
 from tensortap.runs.object_files import load_file
 from tensortap.runs.reader import Reader, find_all
 from tensortap.runs.run_reader import RunReader
@@ -47,23 +46,18 @@ def film(
         raise TensortapError(f"{target}: a film is .mp4 or .gif")
     fps = check_fps(fps)
     chosen = Style(**style)
-    chosen = dataclasses.replace(chosen, size=film_size(chosen.size, form))
     heads = records_of(reader, name, rank=rank, kind=kind, steps=steps)
     if target.exists():
         raise TensortapError(f"{target} already exists; choose another name")
     painter = Painter(chosen)
-    writer = None
+    writer = VideoWriter(target, form, chosen.size, fps)
     try:
         for done, head in enumerate(heads, start=1):
-            frame = painter.draw(_load(reader, head))
-            if writer is None:  # the first frame chooses the palette
-                writer = VideoWriter(target, form, chosen.size, fps, painter.palette())
-            writer.write(frame)
+            writer.write(painter.draw(_load(reader, head)))
             if progress is not None:
                 progress(done, len(heads))
     finally:
-        if writer is not None:
-            writer.close()
+        writer.close()
     return len(heads)
 
 

@@ -13,45 +13,26 @@ from tensortap.text.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, STEPS
 from tensortap.text.reals import Range
 from tensortap.text.tensors import number
 
-Numbers = list[tuple[str, str]]  # labels and values
-
 
 def draw_heading(canvas: Canvas, layout: FrameLayout, content: FrameContent, note: str) -> None:
     """Write name, facts about the tensor, the note of the picture and the message."""
     colors, margin = layout.colors, layout.margin
-    room = canvas.width - 2 * margin
+    right, room = canvas.width - margin, canvas.width - 2 * margin
     y = margin * 0.8 + layout.title * 0.65
     name_room = room - text_width("step 0,000,000", layout.title) - margin
     name = fitted(content.record.name, layout.title, name_room)
     canvas.text(margin, y, name, layout.title, colors.ink)
     y += layout.title * 0.65 + layout.text * 0.8
-    words, message = second_line(content, note, layout.text, room, margin)
-    canvas.text(canvas.width - margin, y, message, layout.text, colors.accent, "right")
-    canvas.text(margin, y, words, layout.text, colors.dim)
-
-
-def second_line(
-    content: FrameContent, note: str, size: int, room: float, gap: float
-) -> tuple[str, str]:
-    """Return facts and message that fit: device, rank, kind and dtype give way, in this order."""
+    message = fitted(content.message, layout.text, room * 0.4)
+    width = canvas.text(right, y, message, layout.text, colors.accent, "right") if message else 0
     record = content.record
-    shape = f"{list(content.shape)}" if content.shape else ""
     kind = record.kind.value.replace("_", " ").lower() if record.kind is not Kind.VALUE else ""
+    shape = str(list(content.shape)) if content.shape else ""
     ranks = max(record.world_size, record.rank + 1)
     rank = f"rank {record.rank} of {ranks}" if ranks > 1 else ""
-    facts = [kind, f"{shape} {content.dtype}".strip(), rank, content.device, note]
-    wanted = min(text_width(content.message, size) + gap, room * 0.45) if content.message else 0.0
-    for place, shorter in ((3, ""), (2, ""), (0, ""), (1, shape or content.dtype)):
-        if text_width(_joined(facts), size) + wanted <= room:
-            break
-        facts[place] = shorter
-    words = fitted(_joined(facts), size, room - min(wanted, room * 0.2))
-    left = room - text_width(words, size) - gap
-    return words, fitted(content.message, size, left) if content.message else ""
-
-
-def _joined(facts: list[str]) -> str:
-    return " · ".join(filter(None, facts))
+    facts = (f"{shape} {content.dtype}".strip(), note, kind, rank, content.device)
+    words = fitted(" · ".join(filter(None, facts)), layout.text, room - width - margin)
+    canvas.text(margin, y, words, layout.text, colors.dim)
 
 
 def draw_statistics(canvas: Canvas, layout: FrameLayout, content: FrameContent) -> None:
@@ -73,36 +54,24 @@ def draw_statistics(canvas: Canvas, layout: FrameLayout, content: FrameContent) 
     ):
         if count:
             words = f"{name} {short_count(count, 5)}"
-            x -= canvas.badge(x, y, words, size, color) + size * 0.5
-    left = float(layout.margin)
-    for shown in _statistics(summary):
-        widths = [_width_of(label, value, size) for label, value in shown]
-        if left + sum(widths) <= x:
-            for (label, value), width in zip(shown, widths, strict=True):
-                after = canvas.text(left, y, label, size, colors.dim) + size * 0.45 if label else 0
-                canvas.text(left + after, y, value, size, colors.ink)
-                left += width
-            return
+            x -= canvas.text(x, y, words, size, color, "right") + size
+    room = x - layout.margin
+    texts = _statistics(summary)
+    text = next((each for each in texts if text_width(each, size) <= room), "")
+    canvas.text(layout.margin, y, text, size, colors.ink)
 
 
-def _statistics(summary: Summary) -> list[Numbers]:
-    """Return statistics to show, from most to least detailed."""
-    if not summary.count:
-        return [[("empty", "")]]
+def _statistics(summary: Summary) -> list[str]:
+    """Return texts with statistics, from most to least detailed."""
     if not summary.finite:
-        return [[("nothing is finite", "")], [("none finite", "")]]
+        return ["nothing is finite" if summary.count else "empty"]
     if summary.count == 1:
-        return [[("value", number(summary.min, 6))], [("", number(summary.min))]]
-    names = ("min", "max", "mean", "std")
-    low, high, mean, std = [(name, number(getattr(summary, name))) for name in names]
-    ends = ("", f"{low[1]} … {high[1]}")
-    return [[low, high, mean, std], [low, high, mean], [ends, mean], [ends]]
-
-
-def _width_of(label: str, value: str, size: int) -> float:
-    """Return the width of a statistic; it varies little, so that the next one stays in place."""
-    steady = max(text_width(value, size), text_width("-0.00000", size)) if value else 0.0
-    return (text_width(label, size) + size * 0.45 if label else 0.0) + steady + size * 0.8
+        return [number(summary.min, 6), number(summary.min)]
+    low, high, mean, std = map(number, (summary.min, summary.max, summary.mean, summary.std))
+    ends = f"{low} … {high}"
+    return [
+        f"min {low}   max {high}   mean {mean}   std {std}", f"{ends}   mean {mean}", ends,
+    ]  # fmt: skip
 
 
 def short_count(count: int, digits: int) -> str:
@@ -118,25 +87,16 @@ def short_count(count: int, digits: int) -> str:
 
 
 def draw_color_bar(
-    canvas: Canvas, layout: FrameLayout, box: Box, pixels: NDArray[np.uint32]
-) -> Box:
-    """Draw a color bar right of a box, the largest value on top; return where it is."""
+    canvas: Canvas, layout: FrameLayout, box: Box, pixels: NDArray[np.uint32], limits: Range
+) -> None:
+    """Draw a color bar right of a box, the largest value on top, with round numbers."""
     right = min(layout.room.right, box.right + layout.bar_width + layout.small)
     left = right - layout.bar_width + round(layout.small * 1.3)
     bar = Box(left, box.top, left + round(layout.small * 1.1), box.bottom)
     steps = np.linspace(STEPS - 1, 0, bar.height).round().astype(np.int64)
     canvas.pixels[bar.top : bar.bottom, bar.left : bar.right] = pixels[steps][:, None]
-    return bar
-
-
-def draw_bar_ticks(
-    canvas: Canvas, layout: FrameLayout, bar: Box, limits: Range, labels: Ticks | None = None
-) -> None:
-    """Write labels beside a color bar, by default round numbers."""
     low, high = limits
-    if labels is None:
-        labels = ticks(low, high, max(2, bar.height // (layout.small * 3)))
-    for value, words in labels:
+    for value, words in ticks(low, high, max(2, bar.height // (layout.small * 3))):
         y = bar.bottom - 1 - (value - low) / (high - low) * (bar.height - 1)
         canvas.fill(bar.right, round(y), bar.right + 3, round(y) + 1, layout.colors.dim)
         canvas.text(bar.right + 6, y, words, layout.small, layout.colors.dim)

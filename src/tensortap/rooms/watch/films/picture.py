@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tensortap.core.record import Number, Record, Summary, TensorData
+from tensortap.core.record import Record, Summary, TensorData
 from tensortap.rooms.watch.films.canvas import Canvas
 from tensortap.rooms.watch.films.style import FrameLayout, RangeFollower, Style
 from tensortap.runs.reader import value_of
@@ -67,13 +67,6 @@ def _array(value: Any) -> tuple[NDArray[Any] | None, str, tuple[int, ...]]:
     if isinstance(value, TensorData):
         array = as_numpy(value)
         return (array if is_number(array.dtype) else None), value.dtype, value.shape
-    if isinstance(value, Number) and value.kind == "complex" and len(value.parts) == 2:
-        return np.asarray(complex(*value.parts)), "complex", ()
-    if isinstance(value, Number) and value.text:
-        try:
-            return np.asarray(float(int(value.text, 16))), "int", ()
-        except (ValueError, OverflowError):
-            return None, "int", ()
     if isinstance(value, (bool, int, float)):
         kind = np.bool_ if isinstance(value, bool) else np.float64
         return np.asarray(value, kind), type(value).__name__, ()
@@ -91,14 +84,9 @@ class Picture:
     def __init__(self, style: Style, layout: FrameLayout) -> None:
         self._style, self._layout = style, layout
 
-    def prepare(self, content: FrameContent) -> object:
-        """Look at the next frame; return a key of what `draw_still` depends on."""
-
-    def draw_still(self, canvas: Canvas, content: FrameContent) -> None:
-        """Draw what stays the same while the key does."""
-
-    def draw_moving(self, canvas: Canvas, content: FrameContent) -> None:
-        """Draw the rest."""
+    def draw(self, canvas: Canvas, content: FrameContent) -> None:
+        """Draw the picture on an empty canvas."""
+        raise NotImplementedError
 
 
 class ColorScale:

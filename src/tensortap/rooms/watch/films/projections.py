@@ -15,27 +15,20 @@ from numpy.typing import NDArray
 
 from tensortap.core.errors import MissingExtra
 from tensortap.rooms.watch.films.canvas import Canvas
-from tensortap.rooms.watch.films.legend import (
-    draw_bar_ticks,
-    draw_color_bar,
-    draw_plot_axes,
-    short_count,
-)
+from tensortap.rooms.watch.films.legend import draw_plot_axes
 from tensortap.rooms.watch.films.picture import FrameContent, Picture
 from tensortap.rooms.watch.films.style import (
     SEED,
-    Box,
     FrameLayout,
     RangeFollower,
     Style,
     as_shares,
-    cell_ticks,
     ticks,
 )
-from tensortap.text.colors import SEQUENTIAL, STEPS, color_table, packed
+from tensortap.text.colors import SEQUENTIAL, STEPS, color_table
 from tensortap.text.reals import reals
 
-_MAX_ROWS = {"pca": 4000, "pca_lowrank": 4000, "tsne": 600}
+_MAX_ROWS = {"pca": 4000, "tsne": 600}
 _MAX_FEATURES = 4096
 _MAX_EXACT = 512  # features beyond which exact axes would take seconds
 _RANK = 8
@@ -69,12 +62,9 @@ class ProjectionPicture(Picture):
         # without the end that is too close to the background
         start = 0.12 if style.theme == "dark" else 0.0
         self._table = table[[round(start * STEPS + 0.88 * i) for i in range(STEPS)]]
-        self._points = np.empty((0, 2))
-        self._colors = self._table[:0]
-        self._count = 0
 
-    def prepare(self, content: FrameContent) -> None:
-        """Project the rows; what the heading tells about them is part of the key."""
+    def draw(self, canvas: Canvas, content: FrameContent) -> None:
+        """Draw the rows as points, the first row in the darkest color."""
         shape = point_shape(content.inner)
         assert shape is not None
         count, features = shape
@@ -83,20 +73,18 @@ class ProjectionPicture(Picture):
         columns = _sample(rng, features, _MAX_FEATURES)
         data = reals(content.reshaped(shape)[rows][:, columns]).astype(np.float64)
         finite = np.asarray(np.isfinite(data).all(axis=1))
-        notes = []
-        if len(rows) < count:
-            notes.append(f"{len(rows):,} of {count:,} rows")
-        if len(columns) < features:
-            notes.append(f"{len(columns):,} of {features:,} features")
-        bad = len(rows) - int(finite.sum())
-        if bad:
-            notes.append(f"{bad:,} {'row' if bad == 1 else 'rows'} not finite")
-        self._points = np.full((len(rows), 2), np.nan)
-        if len(rows) - bad >= 3:
-            self._points[finite] = self._project(data, finite, shape)
-        self._count = count
-        self._colors = self._table[np.rint(rows / max(1, count - 1) * (STEPS - 1)).astype(int)]
-        self.note = " · ".join(notes)
+        shown = int(finite.sum())
+        notes = [
+            f"{len(rows):,} of {count:,} rows" if len(rows) < count else "",
+            f"{len(columns):,} of {features:,} features" if len(columns) < features else "",
+            f"{len(rows) - shown:,} rows not finite" if shown < len(rows) else "",
+        ]
+        self.note = " · ".join(filter(None, notes))
+        self.points = np.full((len(rows), 2), np.nan)
+        if shown >= 3:
+            self.points[finite] = self._project(data, finite, shape)
+            colors = self._table[np.rint(rows / max(1, count - 1) * (STEPS - 1)).astype(int)]
+            self._draw_points(canvas, self.points[finite], colors[finite])
 
     def _project(
         self, data: NDArray[Any], finite: NDArray[np.bool_], shape: tuple[int, int]
@@ -107,35 +95,16 @@ class ProjectionPicture(Picture):
         if self._style.mode == "tsne":
             return self._similarity.points(used, finite, shape)
         if self._axes is None or self._axes.features != shape[1]:
-            exact = self._style.mode == "pca" and used.shape[1] <= _MAX_EXACT
-            self._axes = FixedAxes(used, scale, shape[1], exact)
+            self._axes = FixedAxes(used, scale, shape[1])
             self._followers = RangeFollower("follow"), RangeFollower("follow")
         return self._axes.points(used, scale)
 
-    def draw_still(self, canvas: Canvas, content: FrameContent) -> None:
-        """Draw the color bar of the rows; both axes move."""
-        layout, room = self._layout, self._layout.room
-        down = round(layout.small * 1.6)
-        beside = Box(room.left, room.top + down, room.right, room.bottom - layout.small - 9)
-        bar = draw_color_bar(canvas, layout, beside, packed(self._table))
-        x, y = (bar.left + bar.right) / 2, room.top + down / 2
-        canvas.text(x, y, "row", layout.small, layout.colors.dim, "middle")
-        rows = cell_ticks(self._count, max(2, bar.height // (layout.small * 3)))
-        labels = [(float(row), short_count(row, 5)) for row in rows]
-        draw_bar_ticks(canvas, layout, bar, (0.0, float(max(1, self._count - 1))), labels)
-
-    def draw_moving(self, canvas: Canvas, content: FrameContent) -> None:
-        """Draw the points."""
+    def _draw_points(self, canvas: Canvas, points: NDArray[Any], colors: NDArray[np.uint8]) -> None:
         layout = self._layout
-        plot = layout.plot_box(layout.room.right - layout.bar_width)
-        shown = np.isfinite(self._points).all(axis=1)
-        points = self._points[shown]
-        ends = (
-            np.stack([points.min(axis=0), points.max(axis=0)]) if len(points) else np.zeros((2, 2))
-        )
+        plot = layout.plot_box(layout.room.right - layout.margin // 2)
         limits = []
-        for follower, (low, high) in zip(self._followers, ends.T.tolist(), strict=True):
-            low, high = follower.next(low, high)
+        for follower, along in zip(self._followers, points.T, strict=True):
+            low, high = follower.next(float(along.min()), float(along.max()))
             pad = (high - low) * 0.06
             limits.append((low - pad, high + pad))
         across, up = (
@@ -143,14 +112,12 @@ class ProjectionPicture(Picture):
             for each, most in zip(limits, layout.most_ticks(plot), strict=True)
         )
         draw_plot_axes(canvas, layout, plot, across=across, up=up)
-        if not len(points):
-            return
         low, high = np.array(limits).T
         shares = (points - low) / (high - low)
         xs = plot.left + shares[:, 0] * (plot.width - 1)
         ys = plot.bottom - 1 - shares[:, 1] * (plot.height - 1)
         radius = max(1.5, min(5.0, 60 / math.sqrt(len(points)))) * max(1.0, layout.small / 12)
-        canvas.dots(xs, ys, round(radius, 1), self._colors[shown])
+        canvas.dots(xs, ys, round(radius, 1), colors)
 
 
 def _sample(rng: np.random.Generator, count: int, most: int) -> NDArray[np.int64]:
@@ -161,11 +128,12 @@ def _sample(rng: np.random.Generator, count: int, most: int) -> NDArray[np.int64
 class FixedAxes:
     """The two axes along which the points of one frame are spread most."""
 
-    def __init__(self, data: NDArray[Any], scale: float, features: int, exact: bool) -> None:
+    def __init__(self, data: NDArray[Any], scale: float, features: int) -> None:
         self.features = features
         mean = data.mean(axis=0)
         self._mean = mean * scale
-        self._axes = exact_axes(data - mean) if exact else low_rank_axes(data - mean)
+        axes = exact_axes if data.shape[1] <= _MAX_EXACT else low_rank_axes
+        self._axes = axes(data - mean)
 
     def points(self, data: NDArray[Any], scale: float) -> NDArray[Any]:
         """Project scaled data."""

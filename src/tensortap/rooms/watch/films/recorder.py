@@ -7,7 +7,6 @@ it is closed.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import logging
 import re
@@ -19,7 +18,7 @@ from typing import Any
 from tensortap.core.arguments import check_choice, check_count, check_path
 from tensortap.core.record import Kind, Record
 from tensortap.rooms.watch.films.style import Style
-from tensortap.rooms.watch.films.video import FORMATS, FilmError, VideoWriter, check_fps, film_size
+from tensortap.rooms.watch.films.video import FORMATS, FilmError, VideoWriter, check_fps
 from tensortap.runs.folders import file_name
 
 log = logging.getLogger("tensortap")
@@ -28,9 +27,9 @@ log = logging.getLogger("tensortap")
 class Recorder:
     """Films tensors, one film per name: call it with records, then `close` it.
 
-    `mode` is ``auto`` (matrices as images, single numbers as curves, others as histograms),
-    ``image``, ``surface``, ``histogram``, ``pca``, ``pca_lowrank``, ``tsne`` or ``grid``;
-    `range` is ``follow``, ``exact``, ``fixed`` or a pair. A new file starts after `max_frames`.
+    `mode` is ``auto`` (matrices as images, others as histograms),
+    ``image``, ``surface``, ``histogram``, ``pca`` or ``tsne``; `range` is ``follow``,
+    ``exact`` or a pair. A new file starts after `max_frames`.
 
     >>> import tempfile, numpy
     >>> from tensortap import Kind, Record, TensorData
@@ -65,15 +64,9 @@ class Recorder:
         if max_frames is not None:
             check_count("max_frames", max_frames)
         check_count("open_films", open_films)
-        style = Style(size, mode, colormap, range, theme, legend_color)
-        self.style = dataclasses.replace(style, size=film_size(style.size, format))
+        self.style = Style(size, mode, colormap, range, theme, legend_color)
         self.folder = Path(folder)
         self.max_frames, self.open_films = max_frames, open_films
-        if self.style.size != tuple(size):
-            log.warning(
-                "tensortap: MP4 needs even sizes: frames are %dx%d instead of %dx%d",
-                *self.style.size, *size,
-            )  # fmt: skip
         self._reset()
 
     def _reset(self) -> None:
@@ -119,21 +112,15 @@ class Recorder:
     def _drop(self, name: str) -> None:
         if not self.dropped:
             log.warning(
-                "tensortap: %r is not filmed, because %d films are open, which is the limit. Raise "
-                "it with open_films=…; a film takes some megabytes. Other names without a film are "
-                "logged at the end", name, self.open_films,
+                "tensortap: %r is not filmed, because %d films are open; raise the limit with "
+                "open_films=…. recorder.dropped counts the frames of all names without a film",
+                name, self.open_films,
             )  # fmt: skip
         self.dropped[name] = self.dropped.get(name, 0) + 1
 
     def close(self) -> None:
         """Complete all files; further records start new ones."""
         errors = _close_all(self._open)
-        if len(self.dropped) > 1:
-            first, last = next(iter(self.dropped)), next(reversed(self.dropped))
-            log.warning(
-                "tensortap: %d names were not filmed, %r to %r: open_films=%d is the limit",
-                len(self.dropped), first, last, self.open_films,
-            )  # fmt: skip
         if errors:
             raise errors[0]
 
@@ -187,13 +174,10 @@ class Film:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FilmError(f"cannot create the folder {folder}: {error.strerror}") from None
-        palette = self._painter.palette() if recorder.format == "gif" else None
         for number in itertools.count(1):
             path = folder / f"{self._stem}{'' if number == 1 else f'-{number}'}.{recorder.format}"
             try:
-                writer = VideoWriter(
-                    path, recorder.format, recorder.style.size, recorder.fps, palette
-                )
+                writer = VideoWriter(path, recorder.format, recorder.style.size, recorder.fps)
             except FileExistsError:
                 continue
             recorder.films.append(path)

@@ -13,7 +13,7 @@ from tensortap.text.colors import THEMES, FilmTheme, color_table, mixed, parse_c
 from tensortap.text.reals import Range, nonempty
 from tensortap.text.tensors import number
 
-MODES = ("auto", "image", "surface", "histogram", "pca", "pca_lowrank", "tsne", "grid")
+MODES = ("auto", "image", "surface", "histogram", "pca", "tsne")
 SEED = 0  # for sampling rows, and for t-SNE: the same film each time
 Ticks = list[tuple[float, str]]  # positions and labels
 _MIN_SIZE, _MAX_SIZE = (160, 120), 8192  # pixels; text has no room in smaller frames
@@ -40,6 +40,12 @@ class Box(NamedTuple):
         """Return the height in pixels."""
         return self.bottom - self.top
 
+    def centered(self, width: int, height: int) -> Box:
+        """Return a box of this size in the middle."""
+        left = self.left + (self.width - width) // 2
+        top = self.top + (self.height - height) // 2
+        return Box(left, top, left + width, top + height)
+
 
 def _is_pair(pair: Any, kind: type) -> bool:
     try:
@@ -50,7 +56,7 @@ def _is_pair(pair: Any, kind: type) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """Size, mode, colors and range of frames.
+    """Size (rounded up to even sides, as H.264 needs), mode, colors and range of frames.
 
     Everything is checked here, in the user's process, before a frame is drawn in another one.
     """
@@ -75,16 +81,14 @@ class Style:
                 f"size must be width and height in pixels, from {_MIN_SIZE[0]}x{_MIN_SIZE[1]} to "
                 f"{_MAX_SIZE}x{_MAX_SIZE}; got {self.size!r}"
             )
+        object.__setattr__(self, "size", (size[0] + size[0] % 2, size[1] + size[1] % 2))
         if not isinstance(self.range, str) and not _is_pair(self.range, numbers.Real):
             raise TensortapError(f"range must be a rule or a pair like (-1, 1), got {self.range!r}")
         RangeFollower(self.range)
         if self.colormap != "auto":
             color_table(self.colormap)
         if self.legend_color is not None:
-            try:
-                parse_color(self.legend_color)
-            except TensortapError as error:
-                raise TensortapError(f"legend_color: {error}") from None
+            parse_color(self.legend_color)
 
     @property
     def colors(self) -> FilmTheme:
@@ -150,8 +154,7 @@ class RangeFollower:
     """The range of a film, frame by frame.
 
     ``"follow"`` grows at once, so that no value lies outside, and shrinks slowly, so that nothing
-    flickers. ``"exact"`` is the range of each frame, ``"fixed"`` that of the first frame with
-    finite values. A pair is used as it is.
+    flickers. ``"exact"`` is the range of each frame. A pair is used as it is.
 
     >>> follower = RangeFollower("follow")
     >>> follower.next(0.0, 1.0), follower.next(0.0, 2.0), follower.next(0.0, 1.0)
@@ -160,9 +163,9 @@ class RangeFollower:
 
     def __init__(self, rule: str | Range) -> None:
         if isinstance(rule, str):
-            if rule not in ("follow", "exact", "fixed"):
+            if rule not in ("follow", "exact"):
                 raise TensortapError(
-                    f"range must be 'follow', 'exact', 'fixed' or a pair like (-1, 1), got {rule!r}"
+                    f"range must be 'follow', 'exact' or a pair like (-1, 1), got {rule!r}"
                 )
         elif len([*rule]) != 2 or not all(map(math.isfinite, rule)) or rule[0] >= rule[1]:
             raise TensortapError(f"range must be two numbers, the smaller first; got {rule}")
@@ -182,7 +185,7 @@ class RangeFollower:
                 low, high = -max(abs(low), abs(high)), max(abs(low), abs(high))
             if math.isnan(self._low) or self._rule == "exact":
                 self._low, self._high = low, high
-            elif self._rule == "follow":
+            else:
                 self._low = min(low, self._low + (low - self._low) * _SHRINK)
                 self._high = max(high, self._high + (high - self._high) * _SHRINK)
         if math.isnan(self._low):

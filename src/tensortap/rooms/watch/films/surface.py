@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
 
-from tensortap.rooms.watch.films.canvas import Canvas, text_width
+from tensortap.rooms.watch.films.canvas import Canvas
 from tensortap.rooms.watch.films.images import shrink_note
-from tensortap.rooms.watch.films.legend import draw_bar_ticks, draw_color_bar
+from tensortap.rooms.watch.films.legend import draw_color_bar
 from tensortap.rooms.watch.films.picture import ColorScale, FrameContent, Picture, color_indices
-from tensortap.rooms.watch.films.style import Box, FrameLayout, Style, cell_ticks
+from tensortap.rooms.watch.films.style import Box, FrameLayout, Style
 from tensortap.text.colors import NAN, Rgb, mixed, packed
 from tensortap.text.reals import shares_of, shrink
 
@@ -31,7 +30,7 @@ _TILT = math.radians(34)
 _TALL = 0.40  # height of the range on the screen, relative to a side of the ground
 _FINEST, _COARSEST = 256, 96  # points along a side: more are shrunk, fewer are interpolated
 _LIGHTS = 64  # levels of light: fewer would show as rings on a smooth surface
-DARKEST, BRIGHTEST = 0.32, 1.16  # light on slopes that face away and towards it
+_DARKEST, _BRIGHTEST = 0.32, 1.16  # light on slopes that face away and towards it
 _FINER = 2  # samples per pixel, one above the other, for smooth ridges
 _ROUGH = 0.9  # mean slope above which light is softened
 _LINES = 12  # lines along each side of the surface
@@ -43,54 +42,38 @@ class SurfacePicture(Picture):
     def __init__(self, style: Style, layout: FrameLayout) -> None:
         super().__init__(style, layout)
         self.scale = ColorScale(style)
-        self._bar = Box(0, 0, 1, 1)
         self._view: SurfaceView | None = None
-        self._lit: NDArray[np.uint32] | None = None
+        self._empty: NDArray[np.uint32] | None = None  # a frame without the surface
 
-    def prepare(self, content: FrameContent) -> object:
-        """Adapt the colors; return what the still part depends on."""
-        symmetric = self.scale.symmetric
+    def draw(self, canvas: Canvas, content: FrameContent) -> None:
+        """Draw the surface, the edges around it and the color bar."""
         self.scale.update(content.summary)
-        if self.scale.symmetric != symmetric:
-            self._lit = None
         self.note = shrink_note(content.inner, (_FINEST, _FINEST), "point")
-        return self.scale.symmetric
-
-    def draw_still(self, canvas: Canvas, content: FrameContent) -> None:
-        """Draw the ground, the walls behind, and the color bar."""
-        layout, box = self._layout, self._layout.room
-        rows, columns = content.inner
-        small = layout.small
-        # room for the numbers beside the corners
-        right = box.right - layout.bar_width - text_width(str(columns), small)
-        room = Box(box.left + small * 2, box.top, right, box.bottom - small * 2)
-        self._view = SurfaceView(rows, columns, room)
-        draw_scenery(canvas, self._view, layout.colors.panel, layout.colors.line)
-        _draw_labels(canvas, layout, self._view)
-        high = round(room.height * 0.12)
-        bar = Box(box.left, box.top + high, box.right, room.bottom - high // 2)
-        self._bar = draw_color_bar(canvas, layout, bar, self.scale.pixels)
-
-    def draw_moving(self, canvas: Canvas, content: FrameContent) -> None:
-        """Draw the surface."""
-        assert self._view is not None
-        if self._lit is None:
-            theme = self._layout.colors
-            walls = mixed(theme.line, theme.background, 0.3), mixed(theme.line, theme.dim, 0.15)
-            self._lit = lit_colors(self.scale.pixels, walls)
-        matrix = content.reshaped(content.inner)
-        cells = shrink(matrix, _FINEST, _FINEST, self.scale.middle)
-        drawn = self._view.draw(cells, self.scale, content.is_finite, self._lit)
+        layout, box, theme = self._layout, self._layout.room, self._layout.colors
+        if self._view is None or (self._view.rows, self._view.columns) != content.inner:
+            room = box._replace(right=box.right - layout.bar_width)
+            rows, columns = content.inner
+            self._view = SurfaceView(rows, columns, room)
+            draw_edges(canvas, self._view, theme.line)
+            self._empty = canvas.pixels.copy()
+        elif self._empty is not None:
+            canvas.pixels[:] = self._empty
+        walls = mixed(theme.line, theme.background, 0.3), mixed(theme.line, theme.dim, 0.15)
+        lit = lit_colors(self.scale.pixels, walls)
+        cells = shrink(content.reshaped(content.inner), _FINEST, _FINEST, self.scale.middle)
+        drawn = self._view.draw(cells, self.scale, content.is_finite, lit)
         area = self._view.area
         under = canvas.pixels[area.top : area.bottom, area.left : area.right]
         under[:] = drawn_over(under, drawn)
-        draw_bar_ticks(canvas, self._layout, self._bar, self.scale.limits)
+        high = round(box.height * 0.12)
+        bar = Box(box.left, box.top + high, box.right, box.bottom - high // 2)
+        draw_color_bar(canvas, layout, bar, self.scale.pixels, self.scale.limits)
 
 
 def lit_colors(pixels: NDArray[np.uint32], walls: tuple[Rgb, Rgb]) -> NDArray[np.uint32]:
     """Return the colors of a map under each light, then those of both walls and of nothing (0)."""
     rgb = pixels.view(np.uint8).reshape(-1, 4)[:, :3].astype(np.float64)
-    light = np.linspace(DARKEST, BRIGHTEST, _LIGHTS)[None, :, None]
+    light = np.linspace(_DARKEST, _BRIGHTEST, _LIGHTS)[None, :, None]
     lit = (rgb[:, None, :] * light).clip(0, 255)
     lit[NAN:] = rgb[NAN:, None, :]  # light does not change NaN and Inf
     table = packed(np.rint(lit).astype(np.uint8)).reshape(-1)
@@ -119,9 +102,7 @@ class SurfaceView:
         tilt = math.sin(_TILT)
         scale = min(room.width / across, room.height / (across * tilt + _TALL)) * 0.985
         width, height = max(2, int(scale * across)), max(2, int(scale * (across * tilt + _TALL)))
-        left = room.left + (room.width - width) // 2
-        top = room.top + (room.height - height) // 2
-        self.area = Box(left, top, left + width, top + height)
+        self.area = room.centered(width, height)
         self._scale, self._across = scale, across
         self._rise = scale * _TALL * _FINER
         self._grid = tuple(min(max(n, _COARSEST), _FINEST) for n in (rows, columns))
@@ -288,42 +269,11 @@ def _interpolated(values: Array, points: int) -> Array:
     return between
 
 
-def draw_scenery(canvas: Canvas, view: SurfaceView, panel: Rgb, line: Rgb) -> None:
-    """Draw the ground and the two walls behind the surface, with thin lines."""
-    fine = 3
-    area = Box(view.area.left - 2, view.area.top - 2, view.area.right + 2, view.area.bottom + 2)
-    areas = Image.new("L", (area.width * fine, area.height * fine))
-    lines = Image.new("L", areas.size)
-    paint, draw = ImageDraw.Draw(areas), ImageDraw.Draw(lines)
-
-    def at(a: float, b: float, z: float) -> tuple[float, float]:
-        x, y = view.on_screen(a, b, z)
-        return (x - area.left) * fine, (y - area.top) * fine
-
-    ground = [at(0, 0, 0), at(1, 0, 0), at(1, 1, 0), at(0, 1, 0)]
-    behind = [at(0, 0, 0), at(1, 0, 0), at(1, 0, 1), at(0, 0, 1)]
-    beside = [at(1, 0, 0), at(1, 1, 0), at(1, 1, 1), at(1, 0, 1)]
-    for polygon in (ground, behind, beside):
-        paint.polygon(polygon, fill=255)
-        draw.polygon(polygon, outline=255, width=fine)
-    for part in (0.25, 0.5, 0.75):
-        draw.line([at(part, 0, 0), at(part, 0, 1)], fill=150, width=fine)
-        draw.line([at(1, part, 0), at(1, part, 1)], fill=150, width=fine)
-        draw.line([at(0, 0, part), at(1, 0, part), at(1, 1, part)], fill=150, width=fine)
-    canvas.stamp(np.asarray(areas.reduce(fine)), area.left, area.top, panel)
-    canvas.stamp(np.asarray(lines.reduce(fine)), area.left, area.top, line)
-
-
-def _draw_labels(canvas: Canvas, layout: FrameLayout, view: SurfaceView) -> None:
-    """Write rows along the left front edge, and columns along the right one."""
-    size, dim = layout.small, layout.colors.dim
-    corner, behind, beside = (view.on_screen(*at, 0) for at in ((0, 1), (0, 0), (1, 1)))
-    rows = int(abs(corner[1] - behind[1]) / (size * 1.7))
-    widest = text_width(str(view.columns), size) + size * 0.7
-    columns = int(abs(beside[0] - corner[0]) / widest)
-    for row in cell_ticks(view.rows, min(4, max(1, rows))):
-        x, y = view.on_screen(0, (row + 0.5) / view.rows, 0)
-        canvas.text(x - size * 0.5, y + size * 0.75, str(row), size, dim, "right")
-    for column in cell_ticks(view.columns, min(6, max(1, columns))):
-        x, y = view.on_screen((column + 0.5) / view.columns, 1, 0)
-        canvas.text(x + size * 0.25, y + size * 0.85, str(column), size, dim)
+def draw_edges(canvas: Canvas, view: SurfaceView, color: Rgb) -> None:
+    """Draw the edges of the ground and of the two walls behind the surface."""
+    ground = [(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0), (0, 0, 0)]
+    behind = [(0, 0, 0), (0, 0, 1), (1, 0, 1), (1, 0, 0)]
+    beside = [(1, 0, 1), (1, 1, 1), (1, 1, 0)]
+    for corners in (ground, behind, beside):
+        xs, ys = zip(*(view.on_screen(*corner) for corner in corners), strict=True)
+        canvas.curve(xs, ys, 1.0, color)

@@ -55,27 +55,12 @@ def check_fps(fps: Any) -> float:
     return float(fps)
 
 
-def film_size(size: tuple[int, int], form: str) -> tuple[int, int]:
-    """Return the size of the frames of a film: H.264 needs even sides.
-
-    >>> film_size((641, 479), "mp4"), film_size((641, 479), "gif")
-    ((642, 480), (641, 479))
-    """
-    width, height = size
-    return (width + width % 2, height + height % 2) if form == "mp4" else (width, height)
-
-
 class VideoWriter:
-    """Makes a film of RGBA frames; raises FileExistsError if the file exists.
+    """Makes a film of RGBA frames; raises FileExistsError if the file exists."""
 
-    `palette` are colors that the frames of a GIF may have.
-    """
-
-    def __init__(
-        self, path: Path, form: str, size: tuple[int, int], fps: float, palette: Frame | None = None
-    ) -> None:
+    def __init__(self, path: Path, form: str, size: tuple[int, int], fps: float) -> None:
         self.path, self.frames = path, 0
-        codec = Mp4Codec(size, fps) if form == "mp4" else GifCodec(size, fps, palette)
+        codec = Mp4Codec(size, fps) if form == "mp4" else GifCodec(size, fps)
         self._codec = codec
         try:
             self._file = FilmFile(path)
@@ -212,16 +197,14 @@ class Mp4Codec:
 
 
 class GifCodec:
-    """GIF with one palette for the whole film, so that nothing flickers."""
+    """GIF; each frame has a palette of its own."""
 
     form = "gif"
     _base = fractions.Fraction(1, 100)
 
-    def __init__(self, size: tuple[int, int], fps: float, palette: Frame | None) -> None:
-        self.options = {"loop": "0"}
+    def __init__(self, size: tuple[int, int], fps: float) -> None:
+        self.options = {"loop": "0"}  # for ever
         self._size, self._fps = size, min(fps, _MAX_GIF_FPS)
-        self._colors = palette  # that later frames may have
-        self._palette: Any = None
 
     def add_stream(self, container: Any) -> Any:
         """Add a GIF stream to a container."""
@@ -235,22 +218,11 @@ class GifCodec:
         """Return a PyAV frame, and its duration in the time base."""
         from PIL import Image
 
-        rgb = np.ascontiguousarray(frame[..., :3])
-        if self._palette is None:
-            sample = rgb
-            if self._colors is not None:
-                shape = -(-len(rgb) // 2), rgb.shape[1], 3
-                more = np.resize(np.repeat(self._colors, 4, axis=0), shape)
-                sample = np.concatenate([rgb, more])
-            # 255: one entry is left for pixels that have not changed
-            self._palette = Image.fromarray(sample).quantize(
-                255, method=Image.Quantize.MEDIANCUT, kmeans=1, dither=Image.Dither.NONE
-            )
-        indices = Image.fromarray(rgb).quantize(palette=self._palette, dither=Image.Dither.NONE)
-        colors = np.zeros((256, 4), np.uint8)
-        listed = np.array(self._palette.getpalette(), np.uint8).reshape(-1, 3)[:255]
+        rgb = Image.fromarray(np.ascontiguousarray(frame[..., :3]))
+        indices = rgb.quantize(256, dither=Image.Dither.NONE)
+        colors = np.full((256, 4), 255, np.uint8)  # alpha, then red, green and blue
+        listed = np.array(indices.getpalette(), np.uint8).reshape(-1, 3)
         colors[: len(listed), 1:] = listed
-        colors[: len(listed), 0] = 255
         picture = need_av().VideoFrame.from_ndarray((np.asarray(indices), colors), "pal8")
         start, end = (round(n * 100 / self._fps) for n in (number, number + 1))
         picture.pts, picture.time_base = start, self._base
