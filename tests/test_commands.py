@@ -116,7 +116,7 @@ def ended(monkeypatch):
 
     monkeypatch.setattr(serve, "wait_for_interrupt", fail)
     monkeypatch.setattr(view, "wait_for_interrupt", fail)
-    monkeypatch.setattr("tensortap.cli.demo._watched", fail)
+    monkeypatch.setattr("tensortap.rooms.demo.command._watched", fail)
 
 
 def said(places, line, **environment):

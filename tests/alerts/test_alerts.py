@@ -14,6 +14,7 @@ import tensortap as tap
 from tensortap import alerts
 from tensortap.alerts import AlertMonitor, alert_of, record_of
 from tensortap.core.record import Kind, Record
+from tensortap.runs.reader import find_all
 from tensortap.stats import summarize_array
 from tests.table.test_logframe import kept
 
@@ -537,7 +538,7 @@ def test_run_shows_alerts_beside_the_tensor(tmp_path, capsys):
     assert "2 of 4 values are NaN," in printed
     assert run.get("loss") == 2.0
     assert run.get("fc", kind="Alert")["rule"] == "nan"
-    assert [r.kind for r in tap.readers.reader.find_all(run.reader, "fc")] == [Kind.ACTIVATION]
+    assert [r.kind for r in find_all(run.reader, "fc")] == [Kind.ACTIVATION]
     run.describe("fc", kind="Alert")
     printed = " ".join(capsys.readouterr().out.split())
     assert printed.startswith("fc Alert step 3")

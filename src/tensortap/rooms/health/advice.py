@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tensortap.alerts.rules import Rule
+from tensortap.alerts.rules import ACTIVE_RULES, Rule
 from tensortap.core.record import Kind, Record
-
-RULES = "tensortap.rules"  # the name of records that say which rules are active
 
 REMEDIES = {
     "nan": "See the module it began in; tap.blackbox(step, model, optimizer) names the operation.",
@@ -49,7 +47,7 @@ def looks_for(rule: str) -> str:
 
     if rule in _NOT_CHOSEN:
         return _NOT_CHOSEN[rule]
-    text = getattr(alerts, rule, None).__doc__ or "" if rule in alerts.__all__ else ""
+    text = getattr(alerts, rule, None).__doc__ or ""
     first = " ".join(text.partition("\n\n")[0].split()).rstrip(".").replace("`", "")
     for verb in ("Report ", "Give a hint about ", "Give a hint if "):
         first = first.removeprefix(verb)
@@ -62,5 +60,14 @@ def record_of_rules(
     """Return a record that says which rules are active."""
     names = " ".join(rule.__name__ for rule in rules)
     return Record(
-        RULES, Kind.VALUE, step, 0, seq, rank, world_size, time_ns, "builtins.str", value=names
+        ACTIVE_RULES,
+        Kind.VALUE,
+        step,
+        0,
+        seq,
+        rank,
+        world_size,
+        time_ns,
+        "builtins.str",
+        value=names,
     )

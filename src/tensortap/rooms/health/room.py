@@ -14,4 +14,5 @@ ROOM = Room(
     tabs=(Tab("health.js", 80),),
     routes="tensortap.rooms.health.routes:ROUTES",
     rules="tensortap.rooms.health.rules:RULES",
+    offers={"report.sections": "tensortap.rooms.health.report:report_sections"},
 )
