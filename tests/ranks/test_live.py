@@ -19,8 +19,6 @@ from tensortap.stats import summarize_array
 from tests.commands import type_in
 from tests.processes import wait_for
 
-pytestmark = pytest.mark.slow
-
 _TRAINING = """
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -43,14 +41,6 @@ tap.finish()
 result = [str(alert) for alert in tracker.alerts]
 """
 _MESSAGE = "rank 2 has another 2.weight (Weight) than the other 2 since step 4"
-
-
-@pytest.fixture
-def server():
-    """A live session in this process, on a port of its own."""
-    server = live.start("127.0.0.1", 0, "256MB")
-    yield server
-    server.close()
 
 
 def alerts_in(history):
