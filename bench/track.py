@@ -128,12 +128,12 @@ def analyses() -> list[Row]:
 
 def health_rules() -> list[Row]:
     """Measure the rules over training steps alone; no tensor is recorded."""
-    from tensortap.alerts.defaults import STEP_RULES
+    from tensortap.rooms.health.rules import RULES
 
     off = dict.fromkeys(("activations", "gradients", "weights", "optimizer_state"), False)
-    with_rules = {**off, "alerts": list(STEP_RULES)}
+    with_rules = {**off, "alerts": list(RULES)}
     a, b = _beside(25, 10, with_rules, {**off, "alerts": False}, 4, 128, 8, 64)
-    note = f"{len(STEP_RULES)} rules, 10 steps of {statistics.median(b) * 100:.0f} ms"
+    note = f"{len(RULES)} rules, 10 steps of {statistics.median(b) * 100:.0f} ms"
     return [Row("steps with rules over what they do ÷ without", 1.01, True, a, b, note=note)]
 
 

@@ -34,8 +34,7 @@ WRONG = {
         "--atol": "x -1 nan", "--rtol": "x -1 nan", "--rules": "{new} {folder} {file}",
         "--map": "x (=x x=\\9 =", "--steps": "x 9:3 1:2:3 99:", "--names": "( zzz",
         "--kinds": "Wight x Weight",
-        "--ranks": "x 99", "--noise": "{new}|{run} {run}|{new}", "--processes": "x -1",
-        "--rows": "x 0 -1", "--html": "{folder} {new}/a.html",
+        "--ranks": "x 99", "--rows": "x 0 -1", "--html": "{folder} {new}/a.html",
     },
     "demo": {"--steps": "x 0 -1 9999999", "--folder": "{file} {file}/a"},
     "export": {"--names": "(", "--to": "excel"},
@@ -116,7 +115,7 @@ def ended(monkeypatch):
 
     monkeypatch.setattr(serve, "wait_for_interrupt", fail)
     monkeypatch.setattr(view, "wait_for_interrupt", fail)
-    monkeypatch.setattr("tensortap.cli.demo._watched", fail)
+    monkeypatch.setattr("tensortap.rooms.demo.command._watched", fail)
 
 
 def said(places, line, **environment):

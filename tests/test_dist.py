@@ -15,7 +15,7 @@ from tests.environments import ROOT, environment, shell
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
 
-EXTENSIONS = ("frameworks.jax._xla", "pipeline._fast", "stats._kernel")
+EXTENSIONS = ("capture._fast", "stats._kernel", "values.jax._xla")
 LOAD = """
 import importlib.machinery, importlib.util, pathlib, sys, tensortap
 for name in sys.argv[1:]:

@@ -36,7 +36,7 @@ def test_numerics_page_names_every_rule():
     from tensortap import alerts
 
     text = (ROOT / "docs" / "numerics.md").read_text()
-    for rule in alerts.DEFAULT:
+    for rule in alerts.default_rules():
         assert f"`alerts.{rule.__name__}(" in text
 
 

@@ -21,7 +21,8 @@ OURS = sorted(each.name for each in entry_points(group=GROUP) if "tensortap.room
 # One process imports what takes long; a fork of it looks at each copy.
 CHECKS = """
 import contextlib, importlib, io, json, os, pathlib, pkgutil, sys, traceback
-import jax, lightning, mlx.core, torch, torch._dynamo, torch.distributed.fsdp, transformers
+os.environ["KERAS_BACKEND"] = "torch"
+import jax, keras, lightning, mlx.core, torch, torch._dynamo, torch.distributed.fsdp, transformers
 import h5py, pandas, plotly.graph_objects, pyarrow.parquet, starlette.testclient, uvicorn
 
 def check(copy):
@@ -47,7 +48,9 @@ def check(copy):
     path = tap.init(copy / "runs")
     tap.catch(torch.arange(3), "x")
     tap.finish()
-    assert tap.open(path).get("x").tolist() == [0, 1, 2]
+    run = tap.open(path)
+    assert run.get("x").tolist() == [0, 1, 2]
+    assert run.alerts(rules=True) == []
 
 for line in sys.stdin:
     copy = pathlib.Path(json.loads(line))

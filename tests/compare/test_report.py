@@ -170,14 +170,6 @@ def test_file_comparison_as_text_and_json():
     assert [part["path"] for part in said["comparison"]["parts"]] == ['["w"]', '["n"]']
 
 
-def test_report_is_picklable(report):
-    import pickle
-
-    again = pickle.loads(pickle.dumps(report))
-    assert again == report
-    assert np.array_equal(again.values(again.first)[1], report.values(report.first)[1])
-
-
 def test_ignores_variables_that_differ_in_every_job(tmp_path):
     for side, number in (("a", "1"), ("b", "2")):
         (tmp_path / side).mkdir()

@@ -173,19 +173,6 @@ def test_stale_by_one_step(write):
 
 
 @pytest.mark.slow
-def test_noise_floor(write):
-    def noisy(seed, size):
-        rng = np.random.default_rng(seed)
-        return training(lambda n, s, x: x + size * rng.standard_normal(x.shape).astype("f4"))
-
-    a1, a2 = write(noisy(1, 1e-4)), write(noisy(2, 1e-4))
-    assert not compare_runs(a1, write(noisy(3, 1e-4)))
-    assert compare_runs(a1, write(noisy(3, 1e-4)), noise=(a1, a2))
-    report = compare_runs(a1, write(noisy(4, 1e-2)), noise=(a1, a2))
-    assert len(report.differences) == 9
-
-
-@pytest.mark.slow
 def test_provenance(tmp_path):
     paths = []
     for value in ("1", "2"):

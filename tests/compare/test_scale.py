@@ -1,8 +1,7 @@
-"""Compare in threads, processes and a cluster, on object storage, with many records."""
+"""Compare on object storage, and with many records."""
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import socket
 import subprocess
@@ -36,40 +35,6 @@ def runs(write):
 def check(report):
     assert [d.key.step for d in report.differences] == [120]
     assert report.compared == 200
-
-
-def test_threads(runs):
-    with concurrent.futures.ThreadPoolExecutor(3) as executor:
-        check(compare_runs(*runs, executor=executor))
-
-
-def test_processes(runs):
-    import multiprocessing
-
-    spawn = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(2, spawn) as executor:
-        check(compare_runs(*runs, executor=executor))
-
-
-@pytest.mark.filterwarnings("ignore")  # what a cluster says when it starts and ends
-def test_dask_cluster(write):
-    """Two workers compare 200 ranks."""
-    from distributed import Client, LocalCluster
-
-    values = np.random.default_rng(0).standard_normal((200, 2, 100)).astype("f4")
-    runs = []
-    for change in (0, 1):
-        values[137, 1, 5] += change
-        found = [("x", "Value", step, values[rank, step].copy(), rank)
-                 for rank, step in np.ndindex(200, 2)]  # fmt: skip
-        runs.append(write(found))
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
-        Client(cluster) as client,
-    ):
-        report = compare_runs(*runs, executor=client.get_executor())
-    assert [(d.key.rank, d.key.step) for d in report.differences] == [(137, 1)]
-    assert report.compared == 400
 
 
 @pytest.fixture(scope="module")

@@ -123,7 +123,7 @@ def test_reports_records_and_logframes(run_path):
 def test_reports_provenance(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORTAP_SERVER", "127.0.0.1:1")
     run = tap.init(tmp_path)
-    assert current().keeper.wait(60)
+    assert current().keepers[0].wait(60)
     tap.finish()
     (run / "project.patch").write_text("diff --git a/x b/x\n+<script>1</script>\n")
     (run / "git_info.json").write_text(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import tensortap as tap
-from tensortap.alerts import DEFAULT, Alert
+from tensortap.alerts import Alert, default_rules
 from tensortap.core.record import Kind
 from tensortap.rooms.health.advice import REMEDIES, looks_for
 from tensortap.rooms.health.rule_health import health_of, rows_of
@@ -49,7 +49,7 @@ def states(path, **options):
 
 
 def test_every_rule_says_what_it_looks_for():
-    assert all(looks_for(rule.__name__) for rule in DEFAULT)
+    assert all(looks_for(rule.__name__) for rule in default_rules())
 
 
 def test_rules_that_found_something_come_first(bad_run):

@@ -164,7 +164,7 @@ def test_update_metadata_describes_the_moment_of_the_call(python, repo, tmp_path
         from tensortap.runs.init import current
         {NOT_EDITABLE}
         tap.init(sys.argv[1])
-        assert current().keeper.wait(60)
+        assert current().keepers[0].wait(60)
         def mine(text, width=70): return text
         original, textwrap.fill = textwrap.fill, mine
         tap.rooms.provenance.update_metadata()

@@ -124,7 +124,7 @@ for step in range(3):
     tap.dump({"grad": [out], "step": step}, "nested")
     tap.catch(out, "caught")
 tap.dump(float(sys.argv[1]), "argument")
-assert current().keeper.wait(100)  # the end of the run would wait only three seconds
+assert current().keepers[0].wait(100)  # the end of the run would wait only three seconds
 """
 
 

@@ -318,9 +318,9 @@ def test_a_run_that_grows_is_compared_again():
             table.append([r for r in records if r.rank == rank and first <= r.step < first + 8])
             table.version += 1
             growing._next = 0.0
-            assert {each.ranks for each in growing.get()} <= {(6,)}
-    assert growing.get() == rank_findings(table)
-    assert [(each.step, each.last_step) for each in growing.get()] == [(4, 14)]
+            assert {each.rank for each in growing.get()} <= {6}
+    assert growing.get() == [each.alert for each in rank_findings(table)]
+    assert [(each.step, each.facts["last_step"]) for each in growing.get()] == [(4, 14)]
 
 
 def test_alerts_of_a_run(tmp_path):

@@ -1,7 +1,6 @@
 """What the room adds."""
 
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -9,8 +8,8 @@ import tensortap as tap
 from tensortap.page.responses import PageRequest, PageRoute
 
 
-def constant_zero(record: tap.Record, state: Any) -> str | None:
-    """Raise an alert for tensors of which every element is 0."""
+def all_zero(record: tap.Record, state: object) -> str | None:
+    """Report tensors of which every element is 0."""
     stats = record.stats
     return "all elements are 0" if stats is not None and stats.zeros == stats.count else None
 
@@ -20,10 +19,10 @@ def greet(run: Path = typer.Argument(help="Folder of a run.")) -> None:
     print(f"hello, {len(tap.open(run).names())} names")
 
 
-def names(request: PageRequest) -> dict[str, Any]:
+def names(request: PageRequest) -> dict[str, int]:
     """Answer the tab: how many names there are."""
     return {"names": len(request.entry.table().names)}
 
 
-RULES = (constant_zero,)
+RULES = (all_zero,)
 ROUTES = (PageRoute("greeting", names),)

@@ -1,4 +1,4 @@
-"""The description of the room, which the entry point names."""
+"""A room of another package: a rule, a command and a tab of the page."""
 
 from tensortap.rooms import Room, Tab
 

@@ -5,18 +5,20 @@
     monitor.check()          # where training may be stopped
 
 A rule is a function of a record and of the state it keeps for that tensor. It returns a message,
-a `Finding`, or None.
+a `Finding`, or None. Rules of rooms are here, too, under their names: ``alerts.no_gradient()``.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from tensortap.alerts.alert import Alert, Finding, alert_of, record_of
-from tensortap.alerts.defaults import DEFAULT
 from tensortap.alerts.monitor import AlertMonitor, RuleState, StepState
 from tensortap.alerts.rules import (
     Rule,
     constant,
     dead,
+    default_rules,
     exploding,
     inf,
     loss_spike,
@@ -24,73 +26,36 @@ from tensortap.alerts.rules import (
     saturated,
     vanishing,
 )
-from tensortap.rooms.health.model_rules import (
-    dropout_in_evaluation,
-    gradients_in_evaluation,
-    initialization,
-    input_ignored,
-    input_scale,
-    no_autocast,
-    not_normalized,
-    not_registered,
-    random_in_evaluation,
-    repeated_layer,
-    training_in_eval,
-    untied,
-    wide_layers,
-)
-from tensortap.rooms.health.steps import (
-    clipping,
-    frozen_changes,
-    gradient_discarded,
-    gradient_not_zeroed,
-    learning_rate,
-    never_changes,
-    no_gradient,
-    no_optimizer,
-    scheduler_per_batch,
-    step_repeated,
-)
+from tensortap.core.rooms import load, rooms
 
 __all__ = [
     "Alert",
     "AlertMonitor",
-    "DEFAULT",
     "Finding",
     "Rule",
     "RuleState",
     "StepState",
     "alert_of",
-    "clipping",
     "constant",
     "dead",
-    "dropout_in_evaluation",
+    "default_rules",
     "exploding",
-    "frozen_changes",
-    "gradient_discarded",
-    "gradient_not_zeroed",
-    "gradients_in_evaluation",
     "inf",
-    "initialization",
-    "input_ignored",
-    "input_scale",
-    "learning_rate",
     "loss_spike",
     "nan",
-    "never_changes",
-    "no_autocast",
-    "no_gradient",
-    "no_optimizer",
-    "not_normalized",
-    "not_registered",
-    "random_in_evaluation",
     "record_of",
-    "repeated_layer",
     "saturated",
-    "scheduler_per_batch",
-    "step_repeated",
-    "training_in_eval",
-    "untied",
     "vanishing",
-    "wide_layers",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if not name.startswith("_"):
+        for room in rooms().values():
+            if room.rules is not None and name in {rule.__name__ for rule in load(room.rules)}:
+                return load(f"{room.rules.partition(':')[0]}:{name}")
+    raise AttributeError(f"module 'tensortap.alerts' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *(rule.__name__ for rule in default_rules())})

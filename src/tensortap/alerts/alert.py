@@ -140,6 +140,13 @@ def verdicts_of(alerts: Iterable[Alert]) -> Callable[[Alert], Alert | None]:
     return find
 
 
+def verdict_key(verdict: Alert | None) -> str:
+    """Return the address of a verdict within a run: its step, rank, kind and name."""
+    if verdict is None:
+        return ""
+    return f"{verdict.step} {verdict.rank} {verdict.kind.value} {verdict.name}"
+
+
 _TEXTS = ("rule", "message", "module", "origin")
 
 

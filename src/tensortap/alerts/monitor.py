@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tensortap.alerts.alert import Alert, Finding, may_be_mask, module_of
-from tensortap.alerts.defaults import DEFAULT
-from tensortap.alerts.rules import Rule
+from tensortap.alerts.rules import Rule, default_rules
 from tensortap.capture.pipeline import pipeline
 from tensortap.core.errors import StopTraining
 from tensortap.core.record import Kind, Record
@@ -168,7 +167,7 @@ class AlertMonitor:
         *,
         on_alert: Action | Iterable[Action] | None = None,
     ) -> None:
-        self.rules = DEFAULT if rules is True else _each("alerts", rules or ())
+        self.rules = default_rules() if rules is True else _each("alerts", rules or ())
         for rule in self.rules:
             if not callable(rule):
                 raise TypeError(

@@ -16,13 +16,13 @@ from tensortap.core.arguments import check_positive, checked
 from tensortap.core.errors import NotFound
 from tensortap.core.patterns import compile_pattern
 from tensortap.core.record import Kind, Record, Summary
+from tensortap.core.rooms import load, rooms
 
 if TYPE_CHECKING:
     from tensortap.alerts.monitor import RuleState
 
+ACTIVE_RULES = "tensortap.rules"  # the name of records that say which rules are active
 Rule = Callable[[Record, "RuleState"], "Finding | str | None"]
-
-RULES = "tensortap.rules"  # the name of records that say which rules are active
 
 _GRADIENTS = (Kind.GRADIENT, Kind.WEIGHT_GRADIENT)
 _TENSORS = (Kind.ACTIVATION, *_GRADIENTS, Kind.WEIGHT, Kind.OPTIMISER_STATE)
@@ -342,9 +342,16 @@ def loss_spike(
     return _named(rule, "loss_spike", _NUMBERS)
 
 
-RECORD_RULES: tuple[Rule, ...] = (
-    nan(), inf(), exploding(), vanishing(), dead(), saturated(), constant(), loss_spike(),
-)  # fmt: skip
+@functools.cache
+def default_rules() -> tuple[Rule, ...]:
+    """Return the rules of ``alerts=True``: those over records, and those of the rooms."""
+    found = [
+        nan(), inf(), exploding(), vanishing(), dead(), saturated(), constant(), loss_spike(),
+    ]  # fmt: skip
+    for room in rooms().values():
+        if room.rules is not None:
+            found += load(room.rules)
+    return tuple(found)
 
 
 def record_of_rules(
@@ -353,5 +360,6 @@ def record_of_rules(
     """Return a record that says which rules are active."""
     names = " ".join(rule.__name__ for rule in rules)
     return Record(
-        RULES, Kind.VALUE, step, 0, seq, rank, world_size, time_ns, "builtins.str", value=names
-    )
+        ACTIVE_RULES, Kind.VALUE, step, 0, seq, rank, world_size, time_ns, "builtins.str",
+        value=names,
+    )  # fmt: skip

@@ -16,7 +16,8 @@ from tensortap.core.buffers import view_of
 from tensortap.core.errors import TensortapError
 from tensortap.core.files import check_regular
 from tensortap.core.patterns import compile_pattern
-from tensortap.core.record import Kind, Number, Record, TensorData
+from tensortap.core.record import Kind, Record, TensorData
+from tensortap.core.rooms import offers
 from tensortap.core.values import leaves
 from tensortap.runs.arrow import column
 from tensortap.runs.folders import file_name
@@ -29,8 +30,13 @@ if TYPE_CHECKING:
 
 Progress = Callable[[Iterable[Any], int], Any]
 Leaves = list[tuple[str, Any]]
+Writer = Callable[["Run", Path, Iterable[Record], set[str]], int]
+"""Writes the records of some names into a file, and returns how many it has written.
 
-_NUMBERS = (TensorData, bool, int, float)
+Rooms offer them as ``export.formats``, by suffix. A writer writes into `draft` first.
+"""
+
+NUMBERS = (TensorData, bool, int, float)
 _REPEAT = "~repeat"  # tag of a record whose step was already recorded
 
 
@@ -45,7 +51,9 @@ def export(
     """
     check_path("target", target)
     path = Path(target)
-    writers = {".npz": _npz, ".h5": _hdf5, ".hdf5": _hdf5, ".parquet": _parquet}
+    writers: dict[str, Writer] = {".npz": _npz, ".parquet": _parquet}
+    for formats in offers("export.formats"):
+        writers |= formats
     write = writers.get(path.suffix)
     if write is None:
         if path.suffix and not path.is_dir():
@@ -62,11 +70,12 @@ def export(
     try:
         return write(run, path, (_load(run, head, counts) for head in tracked), set(wanted))
     except BaseException:
-        _draft(path).unlink(missing_ok=True)
+        draft(path).unlink(missing_ok=True)
         raise
 
 
-def _draft(path: Path) -> Path:
+def draft(path: Path) -> Path:
+    """Return the file that gets the name of a target when it is complete."""
     return path.with_name(path.name + ".part")
 
 
@@ -80,11 +89,12 @@ def _load(run: Run, head: Record, counts: collections.Counter[tuple[object, ...]
     return msgspec.structs.replace(record, tags={**record.tags, _REPEAT: str(repeat)})
 
 
-def _title(record: Record) -> str:
+def title_of(record: Record) -> str:
+    """Return the name of a record, with its kind unless it is a value."""
     return record.name if record.kind is Kind.VALUE else f"{record.name}.{record.kind.value}"
 
 
-def _leaves(run: Run, record: Record, types: tuple[type, ...] = _NUMBERS) -> Leaves:
+def leaves_of(run: Run, record: Record, types: tuple[type, ...] = NUMBERS) -> Leaves:
     """Return the leaves of a record that have one of these types, each with its path."""
     value = record.value
     file = record.tags.get("file")
@@ -110,10 +120,10 @@ def _arrays(run: Run, record: Record) -> Leaves:
     rank = f"_rank{record.rank}" if len(run.reader.ranks) > 1 else ""
     call = f".{record.call}" if record.call else ""
     repeat = f"~{record.tags[_REPEAT]}" if _REPEAT in record.tags else ""
-    key = f"{_title(record)}@{record.step}{call}{repeat}{rank}"
+    key = f"{title_of(record)}@{record.step}{call}{repeat}{rank}"
     return [
         (file_name(key + path), _storable(as_numpy(leaf) if isinstance(leaf, TensorData) else leaf))
-        for path, leaf in _leaves(run, record)
+        for path, leaf in leaves_of(run, record)
     ]
 
 
@@ -132,14 +142,14 @@ def _npz(run: Run, path: Path, records: Iterable[Record], names: set[str]) -> in
 
     count = 0
     # one array at a time: numpy.savez needs all of them in memory
-    with zipfile.ZipFile(_draft(path), "w", allowZip64=True) as archive:
+    with zipfile.ZipFile(draft(path), "w", allowZip64=True) as archive:
         for record in records:
             arrays = _arrays(run, record)
             for name, array in arrays:
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
                     numpy.lib.format.write_array(stream, array, allow_pickle=False)
             count += bool(arrays)
-    _draft(path).replace(path)
+    draft(path).replace(path)
     return count
 
 
@@ -173,26 +183,6 @@ def _parquet(run: Run, path: Path, records: Iterable[Record], names: set[str]) -
     table = run.reader.table()
     wanted = pc.is_in(table.column("name"), column(sorted(names), pa.string()))
     kept = table.filter(pc.and_(wanted, pc.invert(table.column("missing"))))
-    pq.write_table(kept, _draft(path), compression="zstd")
-    _draft(path).replace(path)
+    pq.write_table(kept, draft(path), compression="zstd")
+    draft(path).replace(path)
     return int(kept.num_rows)
-
-
-def _hdf5(run: Run, path: Path, records: Iterable[Record], names: set[str]) -> int:
-    from tensortap.rooms.trace.hdf5.values import can_store
-    from tensortap.rooms.trace.hdf5.writer import HDF5Options, HDF5Writer
-
-    count = 0
-    writer = HDF5Writer(_draft(path), "replace", HDF5Options())
-    try:
-        for record in records:
-            columns = {"iterations": record.step, "ranks": record.rank, "calls": record.call}
-            found = _leaves(run, record, (*_NUMBERS, Number, str))
-            storable = [(place, leaf) for place, leaf in found if can_store(leaf)]
-            for place, leaf in storable:
-                writer.append(_title(record) + place, leaf, columns)
-            count += bool(storable)
-    finally:
-        writer.close()
-    _draft(path).replace(path)
-    return count

@@ -15,6 +15,7 @@ from tensortap.capture.receipt import Receipt
 from tensortap.core.arguments import checked
 from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.record import Kind, Opaque, Record
+from tensortap.core.rooms import offer
 from tensortap.live.questions import NameRow
 from tensortap.runs.layout import RUN_FILE
 from tensortap.runs.object_files import load_file
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
     from tensortap.alerts import Alert, Rule
-    from tensortap.rooms.ranks.findings import RankFinding
     from tensortap.table.table import Table
 
 
@@ -127,21 +127,18 @@ class Run(Values):
         `options` are ``mode``, ``size``, ``fps``, ``rank``, ``kind``, ``steps`` and the style
         options of a `tap.Recorder`.
         """
-        from tensortap.rooms.watch.films.film import film
-
-        return film(self.reader, name, target, **options)
+        frames: int = offer("run.film")(self.reader, name, target, **options)
+        return frames
 
     def to_tensorboard(self, folder: str | Path, **options: Any) -> int:
         """Write the statistics for TensorBoard; see `tap.integrations.tensorboard.export`."""
-        from tensortap.rooms.integrations.tensorboard import export
-
-        return export(self, folder, **options)
+        records: int = offer("run.to_tensorboard")(self, folder, **options)
+        return records
 
     def to_wandb(self, folder: str | Path = ".", **options: Any) -> Path:
         """Write the statistics for wandb; see `tap.integrations.wandb.export`."""
-        from tensortap.rooms.integrations.wandb import export
-
-        return export(self, folder, **options)
+        path: Path = offer("run.to_wandb")(self, folder, **options)
+        return path
 
     @checked
     def follow(self, timeout: float | None = None, interval: float = 0.1) -> Iterator[Record]:
@@ -239,22 +236,21 @@ class Run(Values):
         With `rules`, return those that they raise instead: rules of ``tap.track(alerts=…)`` for the
         statistics of whole tensors. True is all of them, and `ranks`.
         """
-        from tensortap.rooms.health.rule_health import rule_alerts, run_alerts
+        from tensortap.api.run_alerts import rule_alerts, run_alerts
 
         table = self.table()
         return run_alerts(table, self.reader) if rules is False else rule_alerts(table, rules)
 
-    def ranks(self) -> list[RankFinding]:
+    def ranks(self) -> list[Any]:
         """Return where ranks disagree, by step; an empty list if they do not.
 
         Replicas that differ, ranks whose statistics are far from those of the others, ranks that
         are behind: each finding has a rule, ranks, name, kind, module, steps and a message.
         """
-        from tensortap.rooms.ranks.findings import rank_findings
-
         table = self.table()
         with table.lock:
-            return rank_findings(table)
+            findings: list[Any] = offer("run.ranks")(table)
+        return findings
 
     def hints(self) -> list[Alert]:
         """Return what rules found in training steps that may be a bug, but may be meant so."""

@@ -27,10 +27,10 @@ from tensortap.core.errors import NotFound, TensortapError, WireError
 from tensortap.core.history import History
 from tensortap.core.limits import format_size, parse_size
 from tensortap.core.record import Kind, Record
+from tensortap.core.rooms import offers
 from tensortap.live import answers, keys
 from tensortap.live.address import Address, default_port, parse_address, parse_port
 from tensortap.live.server import Server
-from tensortap.rooms.ranks.watch import RankWatch
 from tensortap.runs.reader import value_of
 
 _session: Session | None = None
@@ -69,7 +69,8 @@ def start(
                 f"with tap.open('{address}') or tensortap top, or choose another port"
             ) from None
         raise
-    RankWatch(server).start()
+    for watch in offers("session.watchers"):
+        watch(server)
     return server
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from tensortap._version import __version__
-from tensortap.cli import demo, doctor, export, ls, serve, show, top, view
+from tensortap.cli import doctor, export, ls, serve, show, top, view
 from tensortap.core.errors import TensortapError
 from tensortap.core.files import plain
 from tensortap.core.rooms import load, rooms
@@ -26,8 +26,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _COMMANDS = {
-    "demo": demo.demo, "doctor": doctor.doctor, "export": export.export, "ls": ls.ls,
-    "serve": serve.serve, "show": show.show, "top": top.top, "view": view.view,
+    "doctor": doctor.doctor, "export": export.export, "ls": ls.ls, "serve": serve.serve,
+    "show": show.show, "top": top.top, "view": view.view,
 }  # fmt: skip
 
 

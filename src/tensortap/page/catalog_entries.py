@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tensortap.api.run_alerts import AlertFinder, alert_finders, run_alerts
 from tensortap.core.errors import TensortapError
 from tensortap.core.record import Kind
 from tensortap.live import answers
 from tensortap.live.questions import Overview, TensorStepsList
 from tensortap.live.reader import open_live
 from tensortap.live.server import Server
-from tensortap.rooms.health.rule_health import run_alerts
-from tensortap.rooms.ranks.findings import GrowingFindings
 from tensortap.runs import layout
 from tensortap.runs.arrow import numbers
 from tensortap.runs.reader import Reader
@@ -53,7 +52,7 @@ class RunEntry:
         self.version = 0
         self._reader: RunReader | None = None
         self._table: Table | None = None
-        self._ranks: GrowingFindings | None = None
+        self._finders: list[AlertFinder] | None = None
         self._kept: _KeptTensors | None = None
         self._signature: Signature = ()
         self._deleted = False
@@ -100,14 +99,14 @@ class RunEntry:
             return self._table
 
     def alerts(self) -> list[Alert]:
-        """Return the alerts that training raised, and those about ranks, by step."""
+        """Return the alerts that training raised, and those that rooms find, by step."""
         with self._slow:
             with self._lock:
                 table, reader = self.table(), self.reader()
-                if self._ranks is None:
-                    self._ranks = GrowingFindings(table)
-                ranks = self._ranks
-            return run_alerts(table, reader, ranks.get())
+                if self._finders is None:
+                    self._finders = alert_finders(table)
+                finders = self._finders
+            return run_alerts(table, reader, finders)
 
     def tensor_steps(self) -> StepsOfTensors:
         """Return which tensors were kept whole: name and kind → steps."""
@@ -142,13 +141,13 @@ class RunEntry:
             # read of it stays visible
             reader = RunReader(self.path)
             self._table, self._reader = table_of(reader), reader
-            self._ranks = self._kept = None
+            self._finders = self._kept = None
         else:
             (self._table or self._reader).refresh()
 
     def close(self) -> None:
         with self._lock:
-            self._reader = self._table = self._ranks = self._kept = None
+            self._reader = self._table = self._finders = self._kept = None
 
 
 class _KeptTensors:

@@ -18,11 +18,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from tensortap.core.errors import TensortapError
+from tensortap.core.rooms import offers
 from tensortap.page.access_control import SUBPROTOCOL
 from tensortap.page.catalog import Catalog
 from tensortap.page.catalog_entries import CatalogEntry, describe_entry
 from tensortap.page.responses import encode_json
-from tensortap.rooms.figures.figures.training import training_curves
 from tensortap.table.table import Table
 
 log = logging.getLogger("tensortap")
@@ -215,7 +215,9 @@ def _table_news(entry: CatalogEntry, table: Table, subscriber: Subscriber) -> di
 
 
 def _new_points(table: Table, subscriber: Subscriber) -> dict[str, Any]:
-    curves = training_curves(table)
+    curves = {
+        name: line for curves in offers("page.curves") for name, line in curves(table).items()
+    }
     if subscriber.sent_steps is None:
         # the loss comes last in a step: that of the step that it knows may be missing
         subscriber.sent_steps = dict.fromkeys(curves, subscriber.step - 1)

@@ -54,6 +54,7 @@ _ROUTES = (
     PageRoute("run", run.run),
     PageRoute("tensor_steps", run.tensor_steps),
     PageRoute("alerts", run.alerts),
+    PageRoute("why", run.why),
     PageRoute("receipt", run.receipt, cached=False),
 )
 _TABS = (Tab("tabs/alerts.js", 70), Tab("tabs/receipt.js", 110))

@@ -54,8 +54,8 @@ def dump(obj: Any, name: str | None = None, update_metadata: bool = True) -> Pat
     )  # fmt: skip
     write_to([run.queue], record, 0)
     pipeline.ledger.capture_small(0, time.perf_counter_ns() - start)
-    if update_metadata and run.keeper is not None:
-        run.keeper.update()
+    for keeper in run.keepers if update_metadata else ():
+        keeper.update()
     return path
 
 

@@ -16,6 +16,7 @@ from tensortap.capture.receipt import Receipt
 from tensortap.core import ranks
 from tensortap.core.arguments import checked
 from tensortap.core.errors import NotFound, TensortapError
+from tensortap.core.rooms import offers
 from tensortap.core.settings import buffer_size
 from tensortap.runs.folders import end_run, job_name, shared_run
 from tensortap.runs.layout import receipt_file, write_json
@@ -38,15 +39,14 @@ class OpenRun:
         self.queue = Queue(sink, budget=buffer_size(), overflow="newest", name="store")
         self.next_step = 0  # first step of the next tracker
         self._before = pipeline.receipt()
-        self.keeper: Any = None
-        if rank == 0:
-            from tensortap.rooms.provenance.collect import Keeper
-
+        self.keepers: list[Any] = []  # what rooms write into the folder: update, update_now, close
+        for keep in offers("run.opened"):
             try:
-                self.keeper = Keeper(path)
-                self.keeper.update()
+                keeper = keep(self)
             except OSError as error:
-                log.warning("tensortap: cannot write the provenance of %s: %s", path, error)
+                log.warning("tensortap: cannot write into %s: %s", path, error)
+            else:
+                self.keepers += [] if keeper is None else [keeper]
         pipeline.attach(self.queue)
 
     def finish(self) -> None:
@@ -55,12 +55,8 @@ class OpenRun:
         try:
             self.queue.close(_END)
             self._write_receipt(pipeline.receipt())  # now: what could not be written is counted
-            if self.keeper is not None and not self.keeper.close():
-                log.warning(
-                    "tensortap: the provenance of %s is not complete: reading the uncommitted "
-                    "changes took too long",
-                    self.path,
-                )
+            for keeper in self.keepers:
+                keeper.close()
             if self.rank == 0:
                 end_run(self.path)
         finally:
@@ -151,10 +147,8 @@ def update_metadata() -> None:
 
     Returns when it is written, which takes a second or more.
     """
-    if could_not_open() or (keeper := current().keeper) is None:
-        return
-    if not keeper.update_now():
-        log.warning("tensortap: the provenance of %s is still being collected", current().path)
+    for keeper in () if could_not_open() else current().keepers:
+        keeper.update_now()
 
 
 def _after_fork() -> None:

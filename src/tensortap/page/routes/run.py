@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 import pyarrow.compute as pc
 
-from tensortap.alerts.alert import verdicts_of
+from tensortap.alerts.alert import NO_VERDICT, verdict_key, verdict_of, verdicts_of
 from tensortap.capture.pipeline import pipeline
+from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.record import Kind
 from tensortap.page.catalog_entries import SessionEntry, describe_entry
 from tensortap.page.responses import PageRequest
-from tensortap.rooms.ops.routes import verdict_key
 from tensortap.runs.run_reader import RunReader
 
 _MAX_TENSORS = 5000
@@ -69,16 +69,34 @@ def alerts(request: PageRequest) -> dict[str, Any]:
     found = request.entry.alerts()
     half = _MAX_ALERTS // 2
     shown = found if len(found) <= _MAX_ALERTS else [*found[:half], *found[-half:]]
-    verdict_of = verdicts_of(found)
+    explained_by = verdicts_of(found)
     rows = [
         {
             "kind": alert.kind.value,
             **{key: getattr(alert, key) for key in _ALERT},
-            "why": verdict_key(verdict_of(alert)),
+            "why": verdict_key(explained_by(alert)),
         }
         for alert in shown
     ]
     return {"total": len(found), "alerts": rows}
+
+
+def why(request: PageRequest) -> Any:
+    """Return a verdict by its key: its paragraph, and its explanation.
+
+    The key may end after the step or the rank.
+    """
+    key = request.text("verdict")
+    step, rank, kind, name = (key.split(" ", 3) + [""] * 4)[:4]
+    if not all(word.isdecimal() for word in (step, rank or "0")):
+        raise TensortapError(f"verdict must be a step, rank, kind and name, got {key!r:.80}")
+    verdict = verdict_of(
+        request.entry.table().alerts(), int(step), int(rank) if rank else None,
+        (kind, name) if name else None,
+    )  # fmt: skip
+    if verdict is None:
+        raise NotFound(NO_VERDICT)
+    return msgspec.to_builtins(verdict)
 
 
 # -- receipt ---------------------------------------------------------------------------------

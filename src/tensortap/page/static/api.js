@@ -11,7 +11,12 @@ export const setVersionSource = (source) => void (currentVersion = source);
 export const key = localStorage.getItem("tensortap-key") ?? "none";
 
 /** A request that failed, with the server's message. */
-export class RequestError extends Error {}
+export class RequestError extends Error {
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status;
+  }
+}
 
 function apiUrl(what, parameters) {
   const query = new URLSearchParams();
@@ -40,8 +45,8 @@ export async function request(what, parameters = {}, options = {}) {
   }
   if (response.status === 304 && cached) return cached.data;
   if (response.status === 401) throw new RequestError(await response.text());
-  const data = await response.json();
-  if (!response.ok) throw new RequestError(data.error ?? `Status ${response.status}`);
+  const data = await response.json().catch(() => ({})); // a room that is not installed
+  if (!response.ok) throw new RequestError(data.error ?? `Status ${response.status}`, response.status);
   const tag = response.headers.get("etag");
   if (tag) {
     cache.delete(url);

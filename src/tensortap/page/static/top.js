@@ -30,7 +30,9 @@ export async function drawTraining() {
   const key = `${run.id} ${now.theme} ${now.rank}`;
   if (key === drawn) return markStep($("training"), now.step);
   drawn = key;
-  const figure = await request("training", { run: run.id, theme: now.theme, rank: now.rank });
+  const figure = await request("training", { run: run.id, theme: now.theme, rank: now.rank })
+    .catch((error) => { if (error.status !== 404) throw error; }); // no room draws them
+  if (!figure) return;
   // lists, because plotly cannot add points to arrays that came as bytes
   for (const line of figure.data) for (const axis of "xy") line[axis] = decodeArray(line[axis]);
   await draw($("training"), figure, {

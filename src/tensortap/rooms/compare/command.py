@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,13 +55,6 @@ def compare(
         False, "--allow-missing", help="Ignore records that only one side has.",
         rich_help_panel=_RUNS,
     ),
-    noise: tuple[str, str] = typer.Option(
-        ("", ""), metavar="RUN1 RUN2", show_default=False, rich_help_panel=_RUNS,
-        help="Two runs of the code of A; their difference is the noise floor.",
-    ),
-    processes: int = typer.Option(
-        0, min=0, help="Number of processes. Default: threads.", rich_help_panel=_RUNS
-    ),
     rows: int = typer.Option(30, min=1, help="Number of differences to print."),
     as_json: bool = typer.Option(False, "--json", help="Print everything as JSON."),
     html: Path | None = typer.Option(
@@ -77,11 +68,10 @@ def compare(
     options = _given(
         rules=rules, mapping=mapping, steps=parse_steps(steps), names=names, kinds=_kinds(kinds),
         ranks=parse_numbers(ranks or "", "--ranks", "0,1"), allow_missing=allow_missing,
-        noise=_noise(*noise),
     )  # fmt: skip
     of_runs = _is_run(a) or _is_run(b)
-    if not of_runs and (options or html is not None or processes):
-        names_given = ["--html"] * (html is not None) + ["--processes"] * bool(processes)
+    if not of_runs and (options or html is not None):
+        names_given = ["--html"] * (html is not None)
         names_given += [f"--{_FLAGS.get(name, name)}" for name in options]
         _check_files(a, b)
         raise TensortapError(f"{', '.join(names_given)}: for runs only, and neither is a run")
@@ -90,7 +80,6 @@ def compare(
     with contextlib.ExitStack() as stack:
         if of_runs:
             options["progress"] = stack.enter_context(progress_bar("comparing"))
-            options["executor"] = stack.enter_context(_executor(processes))
         sides = _location(a), _location(b)
         found = compare_values(*sides, atol=atol, rtol=rtol, trust=trust, **options)
     chosen = [f"--{name}" for name in ("steps", "names", "kinds", "ranks") if name in options]
@@ -167,30 +156,8 @@ def _check_writable(path: Path) -> None:
         raise TensortapError(f"--html: cannot write {path}")
 
 
-def _noise(*runs: str) -> tuple[Any, ...] | None:
-    if not any(runs):
-        return None
-    for run in runs:
-        if not _is_run(run):
-            raise TensortapError(f"--noise needs two runs; {run} is not a run")
-    return tuple(map(_location, runs))
-
-
 def _kinds(text: str | None) -> tuple[str, ...]:
     from tensortap.runs.reader import parse_kind
 
     words = [word.strip() for word in (text or "").split(",")]
     return tuple(parse_kind(word).value for word in words if word)
-
-
-@contextlib.contextmanager
-def _executor(processes: int) -> Iterator[Executor | None]:
-    if not processes:
-        yield None
-        return
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-
-    # spawn: forking a process with threads is unsafe
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as executor:
-        yield executor

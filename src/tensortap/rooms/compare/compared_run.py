@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,13 +59,6 @@ class ComparedRun:
         if isinstance(self.reader, RunReader):
             self.path, self.title = self.reader.path, self.reader.where
 
-    def __reduce__(self) -> Any:
-        if self.path is None:
-            raise TypeError(
-                "a live session can only be compared in this process; leave executor out"
-            )
-        return _opened, (self.title, self.trust)
-
     def table(self) -> Table:
         """Return the table of all records."""
         if isinstance(self.reader, RunReader):
@@ -100,12 +92,6 @@ def _with(record: Record, value: Any) -> Record:
     import msgspec
 
     return msgspec.structs.replace(record, value=value)
-
-
-@functools.lru_cache(8)
-def _opened(path: str, trust: bool) -> ComparedRun:
-    # once per worker process, for all its tasks
-    return ComparedRun(path, trust=trust)
 
 
 def whole(side: ComparedRun, parts: list[RecordPart]) -> Any:

@@ -135,19 +135,16 @@ def _last_identical(item: RecordPair, plan: Plan) -> str:
     return f"last identical: {name}" + (f" at step {at}" if at != step else "")
 
 
-def passing_atol(judged: list[Judged], tolerance: Tolerance, rules: RuleSet | None) -> float | None:
+def passing_atol(judged: list[Judged], tolerance: Tolerance) -> float | None:
     """Return the smallest atol that would pass every pair with this rtol; None if none would.
 
-    What a rule judges by its own measure, or the noise floor covers, does not depend on it.
+    What a rule gives a tolerance of its own does not depend on it.
     """
     largest = 0.0
     for item, outcome, difference in judged:
-        rule = rules.find(item.key.name, item.key.kind) if rules is not None else None
-        if difference is None and not outcome.comparison:
-            continue  # noise, or the condition of a rule
         if difference is not None and difference.expected:
             continue
-        if item.tolerance != tolerance or (rule is not None and rule.condition is not None):
+        if item.tolerance != tolerance:
             if difference is not None:
                 return None
             continue

@@ -164,7 +164,6 @@ def _detail(each: Difference, made: HtmlReport, picture: Figure | None, timeline
     texts = [
         found.reason,
         each.expected and f"expected: {each.expected}",
-        each.rule and f"judged by {each.rule}",
         *found.notes,
         *(f"{part.path}: {part.line}" for part in found.parts[:20]),
     ]

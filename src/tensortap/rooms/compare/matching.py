@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tensortap.alerts.rules import RULES
+from tensortap.alerts.rules import ACTIVE_RULES
 from tensortap.core.errors import TensortapError
 from tensortap.core.patterns import TypedPattern, compile_pattern
 from tensortap.core.record import Kind
@@ -144,7 +144,7 @@ def choose(table: Table, choice: Choice, *, rename: bool) -> ChosenRecords:
         chosen = [kind not in _ABOUT_TRAINING for kind in table.kinds]
     keep = np.array(chosen, np.bool_)[table.kind]
     if choice.names is None:  # nor is what tensortap notes for itself
-        keep &= np.array([name != RULES for name in table.names], np.bool_)[table.name]
+        keep &= np.array([name != ACTIVE_RULES for name in table.names], np.bool_)[table.name]
     else:
         pattern: TypedPattern | re.Pattern[str] = (
             compile_pattern(choice.names) if isinstance(choice.names, str) else choice.names

@@ -41,7 +41,6 @@ class Difference:
     by: str = "value"  # or "statistics" if one run has nothing else
     explanations: tuple[str, ...] = ()
     expected: str = ""  # why a rule expects this difference
-    rule: str = ""  # the rule that judged it, if not the tolerance
 
     def __str__(self) -> str:
         text = f"{self.key}  {self.comparison.line}"
@@ -56,7 +55,6 @@ class Difference:
             "by": self.by,
             "explanations": list(self.explanations),
             "expected": self.expected,
-            "rule": self.rule,
             "comparison": figures_of(self.comparison),
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import dataclasses
 import filecmp
@@ -18,11 +19,10 @@ from tensortap.core.patterns import TypedPattern
 from tensortap.core.record import Summary, TensorData
 from tensortap.rooms.compare.compared_run import ComparedRun, RecordPart, batch_of, whole
 from tensortap.rooms.compare.explain import explain
-from tensortap.rooms.compare.faulty_ranks import faulty_ranks
+from tensortap.rooms.compare.faulty_ranks import Sides, faulty_ranks
 from tensortap.rooms.compare.first import Outcome, culprit, first_bitwise, passing_atol
 from tensortap.rooms.compare.matching import (
     Choice,
-    ChosenRecords,
     Plan,
     RecordPair,
     choose,
@@ -43,7 +43,6 @@ from tensortap.values.view import as_numpy
 
 _CHUNK = 64  # pairs per task
 _AHEAD = 4  # waiting tasks per worker
-_MARGIN = 2.0  # times the measured noise is noise, too: two runs show only part of it
 _COUNTS = ("count", "nans", "posinfs", "neginfs")
 _FIGURES = ("min", "max", "mean", "std", "mean_abs", "max_abs", "min_abs", "rm2", "rm4", "rm8")
 Progress = Callable[[int, int], object]
@@ -65,28 +64,22 @@ def compare_runs(
     mapping: Iterable[str | tuple[str, str]] = (),
     allow_missing: bool = False,
     rules: RuleSet | str | Path | None = None,
-    noise: tuple[Any, Any] | None = None,
-    executor: concurrent.futures.Executor | None = None,
     progress: Progress | None = None,
 ) -> CompareReport:
-    """Compare two runs, record by record, in the order of execution.
-
-    `noise` are two runs of the code of `a`: a difference no larger than theirs does not count.
-    """
+    """Compare two runs, record by record, in the order of execution."""
     check_tolerance(atol, rtol)
     if isinstance(rules, (str, Path)):
         rules = load_rules(rules)
     renames = [parse_mapping(each) if isinstance(each, str) else each for each in mapping]
     choice = Choice(names, tuple(kinds), steps, tuple(ranks), tuple(renames))
     tolerance = Tolerance(equal_nan=equal_nan, threads=1).given(atol, rtol)
-    floor = None
-    if noise is not None:
-        same_code = _open(noise, trust)
-        plan = Plan(_choose(same_code, choice, rename_both=True), tolerance, None)
-        floor = Noise(zip(plan.items, _run(same_code, plan.items, executor, None), strict=True))
-    sides = _open((a, b), trust)
-    plan = Plan(_choose(sides, choice), tolerance, rules)
-    outcomes = _run(sides, plan.items, executor, progress)
+    sides = ComparedRun(a, trust=trust), ComparedRun(b, trust=trust)
+    records = (
+        choose(sides[0].table(), choice, rename=True),
+        choose(sides[1].table(), choice, rename=False),
+    )
+    plan = Plan(records, tolerance, rules)
+    outcomes = _run(sides, plan.items, progress)
     differences = []
     judged = []
     sizes: dict[tuple[str, str, int], tuple[int, float]] = {}
@@ -95,7 +88,7 @@ def compare_runs(
         seq, size = sizes.get(place, (item.seq, 0.0))
         least = 0.0 if outcome.comparison else 1e-300
         sizes[place] = min(seq, item.seq), max(size, outcome.size, least)
-        difference = _judged(item, outcome, rules, floor)
+        difference = _judged(item, outcome, rules)
         judged.append((item, outcome, difference))
         if difference is not None:
             differences.append(difference)
@@ -117,65 +110,21 @@ def compare_runs(
         functools.partial(_in_order, sizes, equal),
         functools.partial(_values, sides, {d.key: plan.by_key[d.key] for d in differences}),
         bitwise, tolerance.atol, tolerance.rtol,
-        passing_atol(judged, tolerance, rules),
+        passing_atol(judged, tolerance),
         tuple(plan.unplaced), ranks,
     )  # fmt: skip
 
 
-def _open(runs: tuple[Any, Any], trust: bool) -> tuple[ComparedRun, ComparedRun]:
-    a, b = (run if isinstance(run, ComparedRun) else ComparedRun(run, trust=trust) for run in runs)
-    return a, b
-
-
-def _choose(
-    sides: tuple[ComparedRun, ComparedRun], choice: Choice, rename_both: bool = False
-) -> tuple[ChosenRecords, ChosenRecords]:
-    return (
-        choose(sides[0].table(), choice, rename=True),
-        choose(sides[1].table(), choice, rename=rename_both),
-    )
-
-
-def _judged(
-    item: RecordPair, outcome: Outcome, rules: RuleSet | None, noise: Noise | None
-) -> Difference | None:
+def _judged(item: RecordPair, outcome: Outcome, rules: RuleSet | None) -> Difference | None:
     """Return the difference of a pair; None if it passes."""
+    if outcome.comparison:
+        return None
     rule = rules.find(item.key.name, item.key.kind) if rules is not None else None
-    condition = rule.condition if rule is not None else None
-    if outcome.comparison or (condition is not None and condition.holds(outcome.comparison)):
-        return None
-    if noise is not None and noise.covers(item.key, outcome):
-        return None
     expected = rule.expected if rule is not None else ""
-    judge = "" if condition is None else str(condition)
-    return Difference(item.key, outcome.comparison, outcome.by, (), expected, judge)
+    return Difference(item.key, outcome.comparison, outcome.by, (), expected)
 
 
-class Noise:
-    """The largest differences per name and kind between two runs of the same code.
-
-    Noise grows during training, so a step is judged by the noise until then.
-    """
-
-    def __init__(self, found: Iterable[tuple[RecordPair, Outcome]]) -> None:
-        self._floors: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
-        for item, outcome in found:
-            floors = self._floors.setdefault((item.key.name, item.key.kind), [])
-            _, absolute, relative = floors[-1] if floors else (0, 0.0, 0.0)
-            absolute = max(absolute, outcome.comparison.max_abs)
-            floors.append((item.key.step, absolute, max(relative, outcome.size)))
-
-    def covers(self, key: Key, outcome: Outcome) -> bool:
-        """Return whether a difference is no larger than the noise."""
-        found = outcome.comparison
-        if found.nonfinite or not found.count:
-            return False
-        floors = self._floors.get((key.name, key.kind), ())
-        _, absolute, relative = max((f for f in floors if f[0] <= key.step), default=(0, -1, -1))
-        return found.max_abs <= _MARGIN * absolute and outcome.size <= _MARGIN * relative
-
-
-def _explained(first: Difference, sides: tuple[ComparedRun, ComparedRun], plan: Plan) -> Difference:
+def _explained(first: Difference, sides: Sides, plan: Plan) -> Difference:
     """Return the first difference with its explanations."""
     item = plan.by_key[first.key]
     try:
@@ -207,9 +156,7 @@ def _in_order(
     return sizes
 
 
-def _values(
-    sides: tuple[ComparedRun, ComparedRun], items: dict[Key, RecordPair], key: Key
-) -> tuple[Any, Any]:
+def _values(sides: Sides, items: dict[Key, RecordPair], key: Key) -> tuple[Any, Any]:
     """Read both values of a difference, as they are stored; keep nothing."""
     return whole(sides[0], items[key].a), whole(sides[1], items[key].b)
 
@@ -217,43 +164,34 @@ def _values(
 # -- comparing -----------------------------------------------------------------------------
 
 
-def _run(
-    sides: tuple[ComparedRun, ComparedRun],
-    items: list[RecordPair],
-    executor: concurrent.futures.Executor | None,
-    progress: Progress | None,
-) -> list[Outcome]:
-    """Yield the outcomes of all pairs in order, with a bounded number of waiting tasks."""
-    chunks = [items[i : i + _CHUNK] for i in range(0, len(items), _CHUNK)]
-    found: list[list[Outcome]] = []
-    own = None
-    if executor is None:
-        workers = max(1, min(8, len(os.sched_getaffinity(0)), len(chunks)))
-        executor = own = concurrent.futures.ThreadPoolExecutor(workers)
-    waiting: list[Any] = []
-    limit = _AHEAD * (getattr(executor, "_max_workers", None) or 8)
-    done = 0
+def _run(sides: Sides, items: list[RecordPair], progress: Progress | None) -> list[Outcome]:
+    """Return the outcomes of all pairs in order, with a bounded number of waiting tasks."""
+    workers = max(1, min(8, len(os.sched_getaffinity(0)), math.ceil(len(items) / _CHUNK)))
+    outcomes: list[Outcome] = []
+    waiting: collections.deque[concurrent.futures.Future[list[Outcome]]] = collections.deque()
+
+    def compare_chunk(start: int) -> list[Outcome]:
+        return [_compare(sides, item) for item in items[start : start + _CHUNK]]
+
+    def take() -> None:
+        outcomes.extend(waiting.popleft().result())
+        if progress is not None:
+            progress(len(outcomes), len(items))
+
+    executor = concurrent.futures.ThreadPoolExecutor(workers)
     try:
-        for chunk in [*chunks, None]:
-            if chunk is not None:
-                waiting.append(executor.submit(compare_chunk, sides, chunk))
-            while waiting and (chunk is None or len(waiting) >= limit):
-                found.append(waiting.pop(0).result())
-                done += len(found[-1])
-                if progress is not None:
-                    progress(done, len(items))
+        for start in range(0, len(items), _CHUNK):
+            waiting.append(executor.submit(compare_chunk, start))
+            if len(waiting) >= _AHEAD * workers:
+                take()
+        while waiting:
+            take()
     finally:
-        if own is not None:
-            own.shutdown(wait=True, cancel_futures=True)
-    return [outcome for outcomes in found for outcome in outcomes]
+        executor.shutdown(wait=True, cancel_futures=True)
+    return outcomes
 
 
-def compare_chunk(sides: tuple[ComparedRun, ComparedRun], items: list[RecordPair]) -> list[Outcome]:
-    """Compare some pairs, in this or another process."""
-    return [_compare(sides, item) for item in items]
-
-
-def _compare(sides: tuple[ComparedRun, ComparedRun], item: RecordPair) -> Outcome:
+def _compare(sides: Sides, item: RecordPair) -> Outcome:
     tolerance = item.tolerance
     held = [all(part.has_value for part in parts) for parts in (item.a, item.b)]
     batches = [{batch_of(part.record) for part in parts} for parts in (item.a, item.b)]
@@ -280,7 +218,7 @@ def _compare(sides: tuple[ComparedRun, ComparedRun], item: RecordPair) -> Outcom
     return Outcome(compare_with(a, b, tolerance))
 
 
-def _same_bytes(sides: tuple[ComparedRun, ComparedRun], item: RecordPair) -> bool:
+def _same_bytes(sides: Sides, item: RecordPair) -> bool:
     """Return whether a pair of dumped objects has files with equal bytes."""
     if len(item.a) != 1 or len(item.b) != 1:
         return False
@@ -311,7 +249,7 @@ def _same_digests(item: RecordPair) -> bool | None:
 
 
 def _compare_statistics(
-    sides: tuple[ComparedRun, ComparedRun],
+    sides: Sides,
     a: list[RecordPart],
     b: list[RecordPart],
     tolerance: Tolerance,

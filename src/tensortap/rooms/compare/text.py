@@ -93,8 +93,6 @@ def _first(report: CompareReport) -> RenderableType | None:
         grid.add_row(Text("first", style="bold red"), Text(plain(str(first.key)), style="bold"))
         how = first.comparison.line + (f"  (by {first.by})" if first.by != "value" else "")
         grid.add_row("", Text(plain(how)))
-        if first.rule:
-            grid.add_row(Text("rule", style="dim"), Text(plain(first.rule)))
         for explanation in first.explanations:
             grid.add_row(Text("because", style="yellow"), Text(plain(explanation)))
     for label, style, text in (

@@ -14,4 +14,5 @@ ROOM = Room(
         Tab("tensors.js", 40),
     ),
     routes="tensortap.rooms.figures.routes:ROUTES",
+    offers={"page.curves": "tensortap.rooms.figures.figures.training:training_curves"},
 )

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensortap.alerts.alert import verdict_of
+from tensortap.api.run_alerts import run_alerts
 from tensortap.core.arguments import check_path, checked
 from tensortap.core.files import CorruptFile, read_small
 from tensortap.core.record import Kind
+from tensortap.core.rooms import offers
 from tensortap.page.encoding import share
 from tensortap.rooms.figures.figures import (
     exponents_figure,
@@ -34,21 +35,15 @@ from tensortap.rooms.figures.notable import (
     last_finite_step,
     notable_layers,
 )
-from tensortap.rooms.health.report import (
-    by_layer,
-    health_html,
-    layer_lines,
-    layers_html,
-    summary_of,
-)
-from tensortap.rooms.health.rule_health import health_of, run_alerts
-from tensortap.rooms.ops.why import why_html
 from tensortap.runs.layout import read_json
 from tensortap.runs.run_reader import RunReader
 from tensortap.table.table import table_of
 
 if TYPE_CHECKING:
     from tensortap.alerts import Alert
+
+Section = tuple[int, str]
+"""A place, and the HTML there. Functions of a `RunReport` yield them: ``report.sections``."""
 
 # bounds on what goes into the file
 _MAX_ALERTS = 200
@@ -57,7 +52,6 @@ _MAX_PATCH = 200_000  # characters
 _MAX_PATCHES = 20
 _LARGEST_PATCH = 64 << 20  # bytes
 _MAX_LAYERS = 6
-_MAX_QUANTITIES = 400
 _MAX_CHANGES = 50
 _ROWS, _COLUMNS = 200, 320  # cells of an overview
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -87,11 +81,11 @@ class RunReport(HtmlReport):
         super().__init__()
         source = RunReader(source) if isinstance(source, (str, Path)) else source
         self.table = table_of(source)
-        reader = getattr(source, "reader", source)
+        reader: Any = getattr(source, "reader", source)
+        self.reader = reader
         self.run = reader if isinstance(reader, RunReader) else None
         self.title = "tensortap report" if self.run is None else self.run.path.name
         self.alerts = run_alerts(self.table, reader)
-        self.health = health_of(self.table, reader, self.alerts)
         self.first_alert = self.alerts[0].step if self.alerts else None
         self.dropped = [] if self.run is None else self.run.missing()
         not_layers = (Kind.VALUE.value, Kind.LOCAL.value)
@@ -101,23 +95,25 @@ class RunReport(HtmlReport):
         """Yield the HTML of the page, from top to bottom."""
         yield self._header()
         yield "<main>"
-        yield section("Health", health_html(self.health), f"{summary_of(self.health)}.")
-        if self.alerts:
-            yield self._first_alert(self.alerts[0])
-            yield self._why()
-        if self.table.metrics():
-            yield self._training()
-        yield self._overview()
-        if self.kinds:
-            yield self._notable()
-        yield self._layers()
-        yield self._losses()
-        if self.alerts:
-            yield self._alerts()
-        if self.run is not None:
-            yield self._dropped(self.run)
-            yield self._provenance(self.run)
+        sections = [*self._sections()]
+        for sections_of in offers("report.sections"):
+            sections += sections_of(self)
+        yield from (text for _, text in sorted(sections, key=lambda each: each[0]))
         yield "</main>"
+
+    def _sections(self) -> Iterator[Section]:
+        if self.alerts:
+            yield 20, self._first_alert(self.alerts[0])
+            yield 90, self._alerts()
+        if self.table.metrics():
+            yield 40, self._training()
+        yield 50, self._overview()
+        if self.kinds:
+            yield 60, self._notable()
+        yield 80, self._losses()
+        if self.run is not None:
+            yield 100, self._dropped(self.run)
+            yield 110, self._provenance(self.run)
 
     # -- header --------------------------------------------------------------------------
 
@@ -169,10 +165,6 @@ class RunReport(HtmlReport):
             f"<p>{escape(alert.message)}</p>{origin}</section>"
         )
 
-    def _why(self) -> str:
-        verdict = verdict_of(self.alerts)
-        return "" if verdict is None else section("Why", why_html(verdict))
-
     def _training(self) -> str:
         figure = training_figure(self.table, height=220, step=self.first_alert)
         note = "" if self.first_alert is None else "The dotted line marks the first alert."
@@ -216,17 +208,6 @@ class RunReport(HtmlReport):
                 tabs[kind] += f"<h3>{title}</h3>" + self.figure(bars, title)
         note = "Layers with alerts come first, then the layers that changed most."
         return section("Most notable layers", _tabs(tabs), note)
-
-    def _layers(self) -> str:
-        names = by_layer(self.table.layers(Kind.HEALTH.value))
-        if not names:
-            return ""
-        shown = layers_html(layer_lines(self.table, names[:_MAX_QUANTITIES]))
-        title = f"{len(names):,} quantities"
-        if len(names) > _MAX_QUANTITIES:
-            title += f", of which the first {_MAX_QUANTITIES:,} are here; the page has all"
-        note = "What analyses recorded over the steps, and the last number."
-        return section("Health of layers", details(title, shown), note)
 
     # -- tables --------------------------------------------------------------------------
 

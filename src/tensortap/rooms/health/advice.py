@@ -42,7 +42,7 @@ def looks_for(rule: str) -> str:
 
     if rule in _NOT_CHOSEN:
         return _NOT_CHOSEN[rule]
-    text = getattr(alerts, rule, None).__doc__ or "" if rule in alerts.__all__ else ""
+    text = getattr(alerts, rule, None).__doc__ or ""
     first = " ".join(text.partition("\n\n")[0].split()).rstrip(".").replace("`", "")
     for verb in ("Report ", "Give a hint about ", "Give a hint if "):
         first = first.removeprefix(verb)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.text import Text
 
 from tensortap.core.files import plain
 from tensortap.core.record import Kind
 from tensortap.rooms.figures.figures import sparkline
-from tensortap.rooms.figures.html_file import escape
-from tensortap.rooms.health.rule_health import RuleHealth, State
+from tensortap.rooms.figures.html_file import details, escape, section
+from tensortap.rooms.health.rule_health import RuleHealth, State, health_of
 from tensortap.table.table import Table, locked
 from tensortap.text.tensors import number
 
+if TYPE_CHECKING:
+    from tensortap.rooms.figures.run_report import RunReport, Section
+
+_MAX_QUANTITIES = 400  # in a report
 _STYLES: dict[State, str] = {"problem": "red", "hint": "yellow", "fine": "green", "unknown": "dim"}
 _OTHERS: tuple[tuple[State, str], ...] = (("fine", "fine"), ("unknown", "not active"))
 _WIDTH, _HEIGHT = 96, 24  # of small lines
@@ -115,6 +119,21 @@ def layers_html(lines: dict[str, list[QuantityLine]]) -> str:
         f"{''.join(map(_html_line, own))}</div>"
         for layer, own in lines.items()
     )
+
+
+def report_sections(report: RunReport) -> Iterator[Section]:
+    """Yield the sections of a report about rules and about layers."""
+    rows = health_of(report.table, report.reader, report.alerts)
+    yield 10, section("Health", health_html(rows), f"{summary_of(rows)}.")
+    names = by_layer(report.table.layers(Kind.HEALTH.value))
+    if not names:
+        return
+    shown = layers_html(layer_lines(report.table, names[:_MAX_QUANTITIES]))
+    title = f"{len(names):,} quantities"
+    if len(names) > _MAX_QUANTITIES:
+        title += f", of which the first {_MAX_QUANTITIES:,} are here; the page has all"
+    note = "What analyses recorded over the steps, and the last number."
+    yield 70, section("Health of layers", details(title, shown), note)
 
 
 def _html_line(line: QuantityLine) -> str:

@@ -16,6 +16,7 @@ ROOM = Room(
     offers={
         "track.analyses": "tensortap.rooms.health.listening:analyses_of",
         "track.listeners": "tensortap.rooms.health.listening:step_rules_of",
+        "report.sections": "tensortap.rooms.health.report:report_sections",
     },
     rules="tensortap.rooms.health.rules:RULES",
 )

@@ -7,4 +7,8 @@ from tensortap.rooms import Room
 ROOM = Room(
     name="integrations",
     needs=("track",),
+    offers={
+        "run.to_tensorboard": "tensortap.rooms.integrations.tensorboard:export",
+        "run.to_wandb": "tensortap.rooms.integrations.wandb:export",
+    },
 )

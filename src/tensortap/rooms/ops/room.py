@@ -6,8 +6,9 @@ from tensortap.rooms import Room, Tab
 
 ROOM = Room(
     name="ops",
-    needs=("figures", "track"),
+    needs=("figures", "provenance", "track"),
     commands={"why": "tensortap.rooms.ops.command:why"},
     tabs=(Tab("operations.js", 90),),
     routes="tensortap.rooms.ops.routes:ROUTES",
+    offers={"report.sections": "tensortap.rooms.ops.why:report_sections"},
 )

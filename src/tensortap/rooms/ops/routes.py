@@ -1,15 +1,12 @@
-"""Explanations of non-finite values, and the operations of modules."""
+"""The route for the operations of modules."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from tensortap.alerts.alert import NO_VERDICT, Alert, verdict_of
-from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.record import Kind, Record
 from tensortap.page.responses import PageRequest, PageRoute
 from tensortap.rooms.figures.routes import at_or_before
@@ -20,31 +17,6 @@ _MAX_MODULES = 5000
 _MAX_OPEN = 50  # modules
 _MAX_OPERATIONS = 1000  # of a module
 _NAME = re.compile(r"(.*?):(?:(?:backward|recompute|optimizer):)?\d+:", re.DOTALL)
-
-
-def verdict_key(verdict: Alert | None) -> str:
-    """Return the address of a verdict within a run: its step, rank, kind and name."""
-    if verdict is None:
-        return ""
-    return f"{verdict.step} {verdict.rank} {verdict.kind.value} {verdict.name}"
-
-
-def why(request: PageRequest) -> Any:
-    """Return a verdict by its key: its paragraph, and its explanation.
-
-    The key may end after the step or the rank.
-    """
-    key = request.text("verdict")
-    step, rank, kind, name = (key.split(" ", 3) + [""] * 4)[:4]
-    if not all(word.isdecimal() for word in (step, rank or "0")):
-        raise TensortapError(f"verdict must be a step, rank, kind and name, got {key!r:.80}")
-    verdict = verdict_of(
-        request.entry.table().alerts(), int(step), int(rank) if rank else None,
-        (kind, name) if name else None,
-    )  # fmt: skip
-    if verdict is None:
-        raise NotFound(NO_VERDICT)
-    return msgspec.to_builtins(verdict)
 
 
 def operations(request: PageRequest) -> dict[str, Any]:
@@ -98,4 +70,4 @@ def _operation(record: Record) -> dict[str, Any]:
     }  # fmt: skip
 
 
-ROUTES = (PageRoute("why", why), PageRoute("operations", operations))
+ROUTES = (PageRoute("operations", operations),)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from tensortap.alerts import Alert
+from tensortap.alerts.alert import Alert, verdict_of
 from tensortap.alerts.explanation import OperationExplanation
 from tensortap.core.files import plain
-from tensortap.rooms.figures.html_file import escape, html_table
+from tensortap.rooms.figures.html_file import escape, html_table, section
+
+if TYPE_CHECKING:
+    from tensortap.rooms.figures.run_report import RunReport, Section
 
 _LONGEST = 4000  # characters of a verdict
 
@@ -51,6 +55,13 @@ def _lines(found: OperationExplanation) -> Iterator[tuple[str, str]]:
 
 
 # -- report -----------------------------------------------------------------------------------
+
+
+def report_sections(report: RunReport) -> Iterator[Section]:
+    """Yield the section of a report that explains the newest non-finite value."""
+    verdict = verdict_of(report.alerts)
+    if verdict is not None:
+        yield 30, section("Why", why_html(verdict))
 
 
 def why_html(alert: Alert) -> str:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensortap.rooms.provenance import versions
 from tensortap.rooms.provenance.git import collect_git
@@ -24,6 +24,9 @@ from tensortap.rooms.provenance.packages import packages_info
 from tensortap.rooms.provenance.project import project_folder
 from tensortap.rooms.provenance.redact import Redactor
 from tensortap.rooms.provenance.runtime import comparable, runtime_info
+
+if TYPE_CHECKING:
+    from tensortap.runs.init import OpenRun
 
 log = logging.getLogger("tensortap")
 
@@ -159,6 +162,11 @@ def _patches_of(info: dict[str, Any]) -> list[str]:
     return [diff[4:]] if diff.startswith("See ") else []
 
 
+def keep_provenance(run: OpenRun) -> Keeper | None:
+    """Write the provenance of a run that was opened: on rank 0, for all ranks."""
+    return None if run.rank else Keeper(run.path)
+
+
 class Keeper:
     """Provenance that follows the program: it writes a new version when something has changed.
 
@@ -174,7 +182,8 @@ class Keeper:
     def __init__(
         self, folder: Path | str, *, interval: float = INTERVAL, start: Path | None = None
     ) -> None:
-        self._collector = ProvenanceCollector(Path(folder), start)
+        self._folder = Path(folder)
+        self._collector = ProvenanceCollector(self._folder, start)
         self._interval = interval
         self._pid = os.getpid()
         self._changed = threading.Condition()
@@ -200,7 +209,10 @@ class Keeper:
     def update_now(self, timeout: float = 60.0) -> bool:
         """Check now and wait for it; return False if that takes longer."""
         self.update(force=True)
-        return self.wait(timeout)
+        is_done = self.wait(timeout)
+        if not is_done:
+            log.warning("tensortap: the provenance of %s is still being collected", self._folder)
+        return is_done
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the requested checks; return False if they take longer than `timeout`."""
@@ -221,6 +233,12 @@ class Keeper:
             self._changed.notify_all()
         self._thread.join(timeout)
         self._collector.stopped = True
+        if self._thread.is_alive():
+            log.warning(
+                "tensortap: the provenance of %s is not complete: reading the uncommitted changes "
+                "took too long",
+                self._folder,
+            )
         return not self._thread.is_alive()
 
     def _run(self) -> None:

@@ -118,23 +118,29 @@ def rank_findings(
 
 
 class GrowingFindings:
-    """The findings of a table that grows; to find them again takes a small share of a processor."""
+    """Findings in a table that grows, as alerts; finding them again takes little time."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        self._known: list[RankFinding] = []
+        self._known: list[Alert] = []
         self._version: tuple[int, int] | None = None
         self._next = 0.0  # when to look again
 
-    def get(self) -> list[RankFinding]:
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The rules that apply to the table."""
+        return RULES if len(self._table.ranks()) > 1 else ()
+
+    def get(self) -> list[Alert]:
         """Return what has been found, perhaps a little while ago."""
         version = self._table.generation, self._table.version
         start = time.monotonic()
         if version != self._version and start >= self._next:
-            self._known, self._version = rank_findings(self._table), version
+            found = rank_findings(self._table)
+            self._known, self._version = [each.alert for each in found], version
             end = time.monotonic()
             self._next = end + (end - start) / _SHARE
-        return self._known
+        return list(self._known)
 
 
 # -- rows --------------------------------------------------------------------------------------

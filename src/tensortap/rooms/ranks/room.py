@@ -10,4 +10,9 @@ ROOM = Room(
     commands={"ranks": "tensortap.rooms.ranks.command:ranks"},
     tabs=(Tab("ranks.js", 50),),
     routes="tensortap.rooms.ranks.routes:ROUTES",
+    offers={
+        "run.alerts": "tensortap.rooms.ranks.findings:GrowingFindings",
+        "run.ranks": "tensortap.rooms.ranks.findings:rank_findings",
+        "session.watchers": "tensortap.rooms.ranks.watch:watch_ranks",
+    },
 )

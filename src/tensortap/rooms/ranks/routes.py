@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tensortap.page.responses import PageRequest, PageRoute
-from tensortap.rooms.figures.figures import ranks_figure
 from tensortap.rooms.figures.routes import DEFAULT_STATISTIC, at_or_before, kind_of, searched
+from tensortap.rooms.ranks.figure import ranks_figure
 from tensortap.table.mesh import mesh_layout
 
 

@@ -22,6 +22,11 @@ _NEVER = -(1 << 62)  # before all steps
 _MOST_RECORDS = 1 << 18  # that are compared; they take up to 200 MB
 
 
+def watch_ranks(server: Server) -> None:
+    """Compare the ranks of a live session until it is closed."""
+    threading.Thread(target=RankWatch(server).run, name="tensortap-ranks", daemon=True).start()
+
+
 class RankWatch:
     """Raises alerts in a live session about ranks that disagree with the others or are behind.
 
@@ -33,10 +38,6 @@ class RankWatch:
         self._table: Table | None = None
         self._is_complete = False  # whether all that has arrived was compared
         self._reported: dict[tuple[object, ...], int] = {}  # rule, ranks and name → last step
-
-    def start(self) -> None:
-        """Compare until the server is closed."""
-        threading.Thread(target=self._run, name="tensortap-ranks", daemon=True).start()
 
     def poll(self) -> list[Alert]:
         """Compare what has arrived, and write an alert into the history for each new finding."""
@@ -73,7 +74,8 @@ class RankWatch:
         self._reported[key] = max(before, finding.last_step)
         return finding.step > before
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Compare until the server is closed."""
         pause = _INTERVAL
         while self._server.alive:
             time.sleep(pause)

@@ -7,4 +7,5 @@ from tensortap.rooms import Room
 ROOM = Room(
     name="trace",
     needs=("track",),
+    offers={"export.formats": "tensortap.rooms.trace.hdf5.export:FORMATS"},
 )

@@ -8,4 +8,5 @@ ROOM = Room(
     name="watch",
     needs=("track",),
     commands={"film": "tensortap.rooms.watch.command:film"},
+    offers={"run.film": "tensortap.rooms.watch.films.film:film"},
 )

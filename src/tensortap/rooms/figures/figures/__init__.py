@@ -11,7 +11,6 @@ from tensortap.rooms.figures.figures.heatmap import heatmap_figure
 from tensortap.rooms.figures.figures.lines import lines_figure
 from tensortap.rooms.figures.figures.tensors import histogram_figure, tensor_figure
 from tensortap.rooms.figures.figures.training import sparkline, training_figure
-from tensortap.rooms.ranks.figure import ranks_figure
 
 __all__ = [
     "exponents_figure",
@@ -19,7 +18,6 @@ __all__ = [
     "heatmaps_figure",
     "histogram_figure",
     "lines_figure",
-    "ranks_figure",
     "sparkline",
     "tensor_figure",
     "training_figure",

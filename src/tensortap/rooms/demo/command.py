@@ -84,8 +84,7 @@ def _train(steps: int, runs: Path, bug: int, server: str) -> subprocess.Popen[st
     # one thread: sums over several threads are not reproducible
     env = dict(os.environ, TENSORTAP_SERVER=server, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     env.pop("TENSORTAP_DISABLE", None)
-    # -P: the folder of the script has modules with names of the standard library
-    command = [sys.executable, "-P", str(script), str(steps), str(runs), str(bug)]
+    command = [sys.executable, str(script), str(steps), str(runs), str(bug)]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
 
 

@@ -1,0 +1,1 @@
+"""The demo: a first look at tensortap."""
