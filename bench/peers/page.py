@@ -6,23 +6,42 @@ from bench.harness import Row
 
 
 def table(rows: list[Row]) -> list[str]:
-    """Return the lines of a table of the rows beside peers; none if there are none."""
-    lines = [_line(row) for row in rows if row.peer]
+    """Return the lines of a table of the rows beside peers; none if there are none.
+
+    Rows on the same work in several sizes share a line.
+    """
+    groups: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in rows:
+        if row.peer:
+            work, _, peer = row.name.partition(" ÷ ")
+            what, _, size = work.rpartition(", ")
+            if not size.endswith("MiB"):
+                what, size = work, ""
+            groups.setdefault((what, peer), {})[size] = row
+    lines = [_line(what, peer, group) for (what, peer), group in groups.items()]
     titles = ["| Work | tensortap | peer | ratio | measured |", "| --- | --- | --- | --- | --- |"]
     return [*titles, *lines] if lines else []
 
 
-def _line(row: Row) -> str:
-    work, _, peer = row.name.partition(" ÷ ")
-    name, _, version = row.peer.partition(" ")
-    peer = f"{peer} {version}" if name in (peer, f"{peer}-sdk") else f"{peer} ({row.peer})"
+def _line(what: str, peer: str, group: dict[str, Row]) -> str:
+    first = next(iter(group.values()))
+    name, _, version = first.peer.partition(" ")
+    peer = f"{peer} {version}" if name in (peer, f"{peer}-sdk") else f"{peer} ({first.peer})"
+    work = ", ".join(filter(None, (what, " · ".join(group))))
+    if first.ratio != first.ratio:
+        return f"| {work} | | {first.peer} | | {first.note} |"
+    cells = [_cells(row) for row in group.values()]
+    ours, theirs, ratios = (" · ".join(texts) for texts in zip(*cells, strict=True))
+    note = first.note if len(group) == 1 else first.note.partition(";")[0]  # then: of one size
+    return f"| {work} | {ours} | {peer}: {theirs} | {ratios} | {note} |"
+
+
+def _cells(row: Row) -> tuple[str, str, str]:
+    """Return our quantity, that of the peer, and the ratio, bold where the peer is better."""
     facts = row.as_dict()
-    if row.ratio != row.ratio:
-        return f"| {work} | | {row.peer} | | {row.note} |"
     ours, theirs = (_quantity(float(str(facts[key])), row.unit) for key in ("ours", "base"))
     better = row.ratio > 1 if row.at_most else row.ratio < 1
-    ratio = f"**{row.ratio:.2g}**" if better else f"{row.ratio:.2g}"
-    return f"| {work} | {ours} | {peer}: {theirs} | {ratio} | {row.note} |"
+    return ours, theirs, f"**{row.ratio:.2g}**" if better else f"{row.ratio:.2g}"
 
 
 def _quantity(value: float, unit: str) -> str:
