@@ -57,7 +57,9 @@ def test_documented_verbs_exist(name):
     assert getattr(tap, name) is not None
 
 
-@pytest.mark.parametrize("command", sorted(set(re.findall(r"[`$] ?tensortap ([a-z]\w+)", DOCUMENTED))))
+@pytest.mark.parametrize(
+    "command", sorted(set(re.findall(r"[`$] ?tensortap ([a-z]\w+)", DOCUMENTED)))
+)
 def test_documented_commands_exist(command):
     from typer.testing import CliRunner
 
