@@ -1,1 +1,1 @@
-"""What `trace` needs to know about torch models."""
+"""Torch models and tensors as `trace` needs them."""
