@@ -16,7 +16,7 @@ def write_tables(rows: list[Row]) -> list[pathlib.Path]:
     """Write every table whose rows were measured; return the pages that were changed."""
     tables = (
         (DOCS / "peers.md", "measured", peers.table(rows)),
-        (DOCS / "track.md", "compiled ways", compiled_ways.table(rows)),
+        (DOCS / "costs.md", "compiled ways", compiled_ways.table(rows)),
         (DOCS / "track.md", "compiled bits", compiled.bits_table(rows)),
         (DOCS / "costs.md", "small models", track.small_models_table(rows)),
         (DOCS / "costs.md", "load", load.table(rows)),

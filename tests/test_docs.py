@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 
 
 PAGES = (
-    "compare figures films hdf5 health live notebook numerics page quickstart runs trace track "
-    "watch"
+    "bisect compare figures films hdf5 health live notebook numerics ops page quickstart runs "
+    "trace track watch widths"
 ).split()
 
 
@@ -32,12 +32,18 @@ def test_examples_of_a_page_run(tmp_path, page, forks):
     assert forks(program, env) == [0], Path(f"{program}.e0").read_text()
 
 
-def test_numerics_page_names_every_rule():
+def test_every_rule_is_documented():
     from tensortap import alerts
 
-    text = (ROOT / "docs" / "numerics.md").read_text()
+    text = "".join((ROOT / "docs" / f"{page}.md").read_text() for page in ("numerics", "health"))
     for rule in alerts.default_rules():
         assert f"`alerts.{rule.__name__}(" in text
+
+
+def test_pages_fit_their_budget():
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    assert sum(len(page.read_text().split()) for page in pages) <= 24_000
+    assert len((ROOT / "CHANGELOG.md").read_text().splitlines()) <= 45
 
 
 def test_architecture_table_names_files_that_exist():

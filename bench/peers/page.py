@@ -6,34 +6,38 @@ from bench.harness import Row
 
 
 def table(rows: list[Row]) -> list[str]:
-    """Return the lines of a table of the rows beside peers; none if there are none."""
-    lines = [_line(row) for row in rows if row.peer]
-    titles = ["| Work | tensortap | peer | ratio | measured |", "| --- | --- | --- | --- | --- |"]
+    """Return the lines of a table of the rows beside peers; none if there are none.
+
+    Rows on the same work in several sizes share a line. The table has ratios only: times depend on
+    the machine.
+    """
+    groups: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in rows:
+        if row.peer:
+            work, _, peer = row.name.partition(" ÷ ")
+            what, _, size = work.rpartition(", ")
+            if not size.endswith(" MiB"):
+                what, size = work, ""
+            groups.setdefault((what, peer), {})[size.removesuffix(" MiB")] = row
+    lines = [_line(what, peer, group) for (what, peer), group in groups.items()]
+    titles = ["| Work | peer | ratio | measured |", "| --- | --- | --- | --- |"]
     return [*titles, *lines] if lines else []
 
 
-def _line(row: Row) -> str:
-    work, _, peer = row.name.partition(" ÷ ")
-    name, _, version = row.peer.partition(" ")
-    peer = f"{peer} {version}" if name in (peer, f"{peer}-sdk") else f"{peer} ({row.peer})"
-    facts = row.as_dict()
+def _line(what: str, peer: str, group: dict[str, Row]) -> str:
+    first = next(iter(group.values()))
+    name, _, version = first.peer.partition(" ")
+    peer = f"{peer} {version}" if name in (peer, f"{peer}-sdk") else f"{peer} ({first.peer})"
+    sizes = " · ".join(group)
+    work = f"{what}, {sizes} MiB" if sizes else what
+    ratios = " · ".join(map(_ratio, group.values()))
+    note = first.note if len(group) == 1 else first.note.partition(";")[0]  # then: of one size
+    return f"| {work} | {peer} | {ratios} | {note} |"
+
+
+def _ratio(row: Row) -> str:
+    """Return the ratio, bold where the peer is better; nothing if the peer is missing."""
     if row.ratio != row.ratio:
-        return f"| {work} | | {row.peer} | | {row.note} |"
-    ours, theirs = (_quantity(float(str(facts[key])), row.unit) for key in ("ours", "base"))
+        return ""
     better = row.ratio > 1 if row.at_most else row.ratio < 1
-    ratio = f"**{row.ratio:.2g}**" if better else f"{row.ratio:.2g}"
-    return f"| {work} | {ours} | {peer}: {theirs} | {ratio} | {row.note} |"
-
-
-def _quantity(value: float, unit: str) -> str:
-    """Return a time or a rate with its unit.
-
-    >>> _quantity(0.0123, "s"), _quantity(2.5e9, "B/s")
-    ('12 ms', '2.5 GB/s')
-    """
-    if unit == "B/s":
-        return f"{value / 1e9:.2g} GB/s"
-    factor, name = (1e6, "µs") if value < 1e-3 else (1e3, "ms") if value < 1 else (1, "s")
-    return (
-        f"{value * factor:.2g} {name}" if value * factor < 100 else f"{value * factor:.0f} {name}"
-    )
+    return f"**{row.ratio:.2g}**" if better else f"{row.ratio:.2g}"
