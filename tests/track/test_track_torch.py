@@ -650,7 +650,7 @@ def test_autocast(found):
     [
         ({"inclde": "x"}, TypeError, "inclde"),
         ({"include": "("}, ValueError, "include"),
-        ({"include": {"activation": "x"}}, ValueError, "activations"),
+        ({"include": {"activity": "x"}}, ValueError, "activation"),
         ({"tensors": "("}, ValueError, "tensors"),
         ({"on_alert": "stop"}, ValueError, "alerts"),
         ({"optimizer": 5}, TypeError, "optimizer"),
