@@ -635,7 +635,7 @@ def test_autocast(found):
         ({"inclde": "x"}, TypeError, "inclde"),
         ({"every": 0}, ValueError, "every"),
         ({"include": "("}, ValueError, "include"),
-        ({"include": {"activation": "x"}}, ValueError, "activations"),
+        ({"include": {"activity": "x"}}, ValueError, "activation"),
         ({"tensors": "("}, ValueError, "tensors"),
         ({"on_alert": "stop"}, ValueError, "alerts"),
         ({"optimizer": 5}, TypeError, "optimizer"),

@@ -730,8 +730,8 @@ def test_weights_are_tracked_without_operators():
         return graph.forward
 
     call = torch.compile(model, backend=backend, fullgraph=True)
-    for kinds in (True, False):
-        tracker = tracked(model, call, torch.randn(3, 4), activations=kinds, gradients=kinds)
+    for kind in (None, "weight"):
+        tracker = tracked(model, call, torch.randn(3, 4), kind=kind)
         assert {r.name for r in tracker.records if r.kind is WEIGHT} == dict(
             model.named_parameters()
         ).keys()
