@@ -218,7 +218,7 @@ def track(
     ops: bool = False,
     inputs: bool = False,
     formats: Sequence[str] = (),
-    analyses: bool | Sequence[str] | Mapping[str, Mapping[str, Any]] = False,
+    analyses: bool | Sequence[str] = False,
 ) -> Tracker:
     """Track a model: ``with tap.track(model, optimizer=opt) as tracker: … tracker.step()``.
 
