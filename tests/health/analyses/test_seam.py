@@ -31,8 +31,10 @@ def train(net, optimizer, steps=3, **options):
 def test_a_family_that_does_not_exist():
     with pytest.raises(ValueError, match="analyses has no 'norm'; choose from norms"):
         tap.track(model(), analyses=["norm"])
-    with pytest.raises(TypeError, match="analyses must be True or False, a list"):
+    with pytest.raises(TypeError, match="analyses must be True or False or a list of strings"):
         tap.track(model(), analyses="norms")
+    with pytest.raises(TypeError, match="which have no options"):
+        tap.track(model(), analyses={"experts": {"top_k": 2}})
 
 
 def test_numbers_are_records_and_columns_of_the_logframe(tmp_path):

@@ -1,4 +1,4 @@
-"""Wrappers around a model: checkpoints, DataParallel."""
+"""Wrappers around a model: checkpoints."""
 
 import pytest
 import torch

@@ -190,7 +190,7 @@ def track(
     digests: bool = False,
     alerts: Any = False,
     on_alert: Any = None,
-    analyses: bool | Sequence[str] | Mapping[str, Mapping[str, Any]] = False,
+    analyses: bool | Sequence[str] = False,
     name: str | None = None,
     to: str | Path | None = None,
     only_training: bool = True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from tensortap.rooms.health.analyses.analysis import Analysis
@@ -28,6 +28,8 @@ def chosen_families(analyses: Chosen | None) -> tuple[str, ...]:
     >>> chosen_families(["updates", "norms"])
     ('norms', 'updates')
     """
+    if isinstance(analyses, Mapping):
+        raise TypeError("analyses must be True, or a list of families, which have no options")
     chosen = FAMILIES if analyses is True else analyses or ()
     for name in chosen:
         if name not in FAMILIES:

@@ -65,7 +65,7 @@ def mode_for(mode: str, content: FrameContent) -> tuple[str, str]:
 class Painter:
     """Draws the frames of one film.
 
-    >>> from tensortap import Kind, Record, TensorData
+    >>> from tensortap.core.record import Kind, Record, TensorData
     >>> x = np.eye(4, dtype=np.float32)
     >>> value = TensorData("numpy", "float32", x.shape, x.tobytes())
     >>> painter = Painter(Style(size=(320, 240)))

@@ -32,7 +32,7 @@ class Recorder:
     ``exact`` or a pair. A new file starts after `max_frames`.
 
     >>> import tempfile, numpy
-    >>> from tensortap import Kind, Record, TensorData
+    >>> from tensortap.core.record import Kind, Record, TensorData
     >>> with Recorder(tempfile.mkdtemp(), size=(160, 120), format="gif") as recorder:
     ...     for step in range(3):
     ...         x = numpy.eye(4, k=step)
