@@ -10,8 +10,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import tensortap as tap
-from tensortap.rooms.health.torch import attention
-from tensortap.rooms.health.torch import host
+from tensortap.rooms.health.torch import attention, host
 
 CLOSE = 1e-12
 

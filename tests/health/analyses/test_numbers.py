@@ -12,8 +12,7 @@ import tensortap as tap
 from tensortap.core.record import Kind
 from tensortap.rooms.health.analyses import analysis
 from tensortap.rooms.health.analyses.noise import estimate
-from tensortap.rooms.health.torch import analyzed
-from tensortap.rooms.health.torch import host
+from tensortap.rooms.health.torch import analyzed, host
 
 pytestmark = pytest.mark.usefixtures("no_errors")
 

@@ -6,7 +6,7 @@ from tensortap.rooms import Room, Tab
 
 ROOM = Room(
     name="ops",
-    needs=("figures", "track"),
+    needs=("figures", "provenance", "track"),
     commands={"why": "tensortap.rooms.ops.command:why"},
     tabs=(Tab("operations.js", 90),),
     routes="tensortap.rooms.ops.routes:ROUTES",
