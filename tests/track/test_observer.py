@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 import tensortap as tap
+from tensortap.core import rooms
+from tensortap.core.errors import MissingRoom
 from tensortap.core.record import Kind
 from tensortap.rooms.track.observer import Observer, TrackOptions
 from tensortap.rooms.track.observing import Observed
@@ -87,3 +89,15 @@ def test_receipt_counts_observations(observer):
     after = tap.receipt()
     assert after.tracked == before.tracked + 1
     assert after.activities["tracking"] > before.activities["tracking"]
+
+
+def test_tracking_needs_no_other_room(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(rooms, "rooms", dict)
+    model = torch.nn.Linear(2, 1)
+    with tap.track(model, alerts=True) as tracker:
+        model(torch.ones(1, 2)).sum().backward()
+        tracker.step()
+    assert tracker.records
+    with pytest.raises(MissingRoom, match=r"'track\.analyses'"):
+        tap.track(model, analyses=True)
