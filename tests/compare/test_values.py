@@ -164,7 +164,6 @@ def test_integers_have_the_tolerance_that_is_given():
     assert not compare_values(a, b, atol=0.5)
     assert not compare_values(a, b, rtol=0)
     assert compare_values(1_000_000, 1_000_001, rtol=found.passing_rtol)
-    assert compare_values(2**70, 2**70 + 1, atol=1)
     assert compare_values(np.array([2**62]), np.array([2**62 + 1]), atol=1)
     assert not compare_values(np.array([2**62]), np.array([2**62 + 3]), atol=1)
     assert not compare_values(a > 7, a > 0, atol=5)  # bools are no numbers

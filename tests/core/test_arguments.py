@@ -114,7 +114,7 @@ CALLS = [
     ),
     (lambda g: viz.scalar_global_heatmap(g.run, tt=[]), "tt must not be empty: leave it out"),
     (lambda g: viz.interactive(viz.exp_hist, g.run, tt=[3]), "tt must be a string or a list of"),
-    (lambda g: viz.exp_hist(g.run, over="x"), "over must be 'steps' or 'ridge', got 'x'"),
+    (lambda g: viz.exp_hist(g.run, over="x"), "over must be 'steps', got 'x'"),
     (lambda g: viz.exp_hist(g.run, dtype_annotation=3), "dtype_annotation must be True or"),
     (lambda g: viz.exp_hist(g.run, step="x"), "step must be a whole number, got 'x'"),
     (lambda g: viz.training(g.run, theme="x"), "theme must be 'light' or 'dark', got 'x'"),

@@ -50,7 +50,7 @@ def every_figure(table, theme):
     yield lines_figure(table, names=LAYERS, metrics=["rm2"], panels="name", col_wrap=2, **common)
     yield heatmap_figure(table, metric="rm2", step=3, **common)
     yield heatmap_figure(table, metric="mean", inc=4, **common)
-    for over in (None, "steps", "ridge"):
+    for over in (None, "steps"):
         for dtype in (None, "float8_e4m3fn"):
             yield exponents_figure(
                 table, name=LAYERS[3], step=4, over=over, dtype_annotation=dtype, **common
@@ -358,8 +358,6 @@ def test_draws_exponents_over_all_steps(table):
     shares = untyped(cells["customdata"])
     assert untyped(cells["x"]).tolist() == list(range(12))
     assert np.allclose(shares.sum(axis=0), 100, atol=1e-3)
-    ridge = exponents_figure(table, name="embed", kind=ACTIVATION, step=5, over="ridge")
-    assert [t["name"] for t in ridge["data"]] == [f"step {n}" for n in reversed(range(12))]
 
 
 def test_marks_steps_that_are_not_finite(table):
@@ -368,9 +366,6 @@ def test_marks_steps_that_are_not_finite(table):
         t for t in exponents_figure(table, over="steps", **wanted)["data"] if t["type"] == "scatter"
     ]
     assert [(t["x"], t["customdata"]) for t in marks] == [([7], [3])]
-    ridge = exponents_figure(table, over="ridge", **wanted)
-    assert "step 7: 3 NaN or Inf" in [t["name"] for t in ridge["data"]]
-    assert ridge["layout"]["showlegend"]
     # only NaN from step 2 on: these steps are painted
     broken = [
         Record("h", Kind.GRADIENT, s, 0, s, 0, 1, s, stats=summarize_array(x.astype("f4")))
@@ -379,9 +374,8 @@ def test_marks_steps_that_are_not_finite(table):
     figure = exponents_figure(table_of(broken), name="h", kind="Gradient", step=0, over="steps")
     flat = [t for t in figure["data"] if t["type"] == "heatmap"][1]
     assert np.isnan(untyped(flat["z"])).tolist() == [[True, True, False, False]]
-    for over in ("steps", "ridge"):
-        none = exponents_figure(table_of(broken[2:]), name="h", kind="Gradient", step=2, over=over)
-        assert none["layout"]["annotations"][0]["text"] == "no value of h (Gradient) is finite"
+    none = exponents_figure(table_of(broken[2:]), name="h", kind="Gradient", step=2, over="steps")
+    assert none["layout"]["annotations"][0]["text"] == "no value of h (Gradient) is finite"
 
 
 def test_heatmap_range_ends_with_its_cells(table):
@@ -395,7 +389,7 @@ def test_explains_missing_exponents(table):
     assert figure["layout"]["annotations"][0]["text"].startswith("no exponents of embed")
     with pytest.raises(NotFound, match="no float format"):
         exponents_figure(table, name="embed", kind=ACTIVATION, step=1, dtype_annotation="float9")
-    with pytest.raises(ValueError, match="'steps' or 'ridge'"):
+    with pytest.raises(ValueError, match="over must be 'steps'"):
         exponents_figure(table, name="embed", kind=ACTIVATION, step=1, over="time")
 
 

@@ -119,3 +119,10 @@ def test_the_page_has_one_row_per_rule_and_small_lines_per_layer(bad_run):
     assert "Health" in kinds  # so that a click can open it
     assert answer["total"] == answer["found"] == len(lines)
     assert [own["layer"] for own in answer["layers"]][:4] == ["model", "0", "0.weight", "0.bias"]
+
+
+def test_rules_of_the_room_are_among_the_alerts():
+    assert {"nan", "no_gradient"} <= set(dir(tap.alerts))
+    assert tap.alerts.no_gradient(patience=2).__name__ == "no_gradient"
+    with pytest.raises(AttributeError, match="no attribute 'no_such_rule'"):
+        tap.alerts.no_such_rule

@@ -19,8 +19,14 @@ from tensortap.core.patterns import TypedPattern
 from tensortap.core.record import Summary, TensorData
 from tensortap.rooms.compare.compared_run import ComparedRun, RecordPart, batch_of, whole
 from tensortap.rooms.compare.explain import explain
-from tensortap.rooms.compare.faulty_ranks import Sides, faulty_ranks
-from tensortap.rooms.compare.first import Outcome, culprit, first_bitwise, passing_atol
+from tensortap.rooms.compare.first import (
+    Outcome,
+    Sides,
+    culprit,
+    faulty_ranks,
+    first_bitwise,
+    passing_atol,
+)
 from tensortap.rooms.compare.matching import (
     Choice,
     Plan,

@@ -4,7 +4,7 @@
   ``equal_nan=False``), and an infinity equals itself. Different dtypes are noted; different
   shapes are a difference.
 - Integers with each other: exactly, unless a tolerance is given. Bools: exactly. An integer with
-  a float: by the tolerance, on their exact difference.
+  a float: by the tolerance, on their exact difference. Integers beyond 64 bits: exactly.
 - Text, bytes, None: exactly. A number and text differ.
 - Dicts by key, lists and tuples by position (list or tuple is only noted), sets by member,
   namedtuples and dataclasses by field.
@@ -17,10 +17,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
-import math
 import types
 from collections.abc import Callable, Iterable, Iterator
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -30,7 +28,7 @@ from tensortap.core.errors import TensortapError
 from tensortap.core.record import Blob, Fields, Items, Mapping, Number, Opaque, TensorData
 from tensortap.core.values import DEPTH
 from tensortap.rooms.compare.result import Comparison
-from tensortap.rooms.compare.tensors import Tolerance, check_tolerance, compare_tensors, nudged
+from tensortap.rooms.compare.tensors import Tolerance, check_tolerance, compare_tensors
 from tensortap.runs.object_files import own_comparison
 from tensortap.stats.conversion import is_number
 from tensortap.values.adapters import safe_repr
@@ -131,14 +129,8 @@ class _Walk:
     def _numbers(self, a: Any, b: Any, path: str) -> Comparison:
         try:
             return compare_tensors(_number(a), _number(b), self.rules, path)
-        except OverflowError:  # integers beyond 64 bits
-            pass
-        if any(isinstance(x, (float, complex)) and not np.isfinite(x) for x in (a, b)):
-            return Comparison(
-                False, "numbers, 1 not finite", path, count=1, mismatches=1,
-                nonfinite=1, worst=(), values=(a, b), differing=1,
-            )  # fmt: skip
-        return _beyond(a, b, self.rules, path)
+        except OverflowError:  # integers beyond 64 bits: exactly
+            return _verdict(bool(a == b), f"{safe_repr(a, 60)} and {safe_repr(b, 60)}", path)
 
     def _objects(self, a: Any, b: Any, path: str) -> Comparison:
         if a is None or b is None or isinstance(a, _TEXT) or isinstance(b, _TEXT):
@@ -313,46 +305,6 @@ def _holds_tensors(value: list[Any] | tuple[Any, ...]) -> bool:
         _holds_tensors(each) if isinstance(each, (list, tuple)) else _is_tensor(each)
         for each in value
     )
-
-
-def _beyond(a: Any, b: Any, rules: Tolerance, path: str) -> Comparison:
-    """Compare numbers of which one is an integer beyond 64 bits."""
-    if isinstance(a, complex) or isinstance(b, complex):
-        equal = a == b
-        reason = "numbers" if not equal else ""
-        return Comparison(
-            equal, reason, path, count=1, finite=1, mismatches=int(not equal), worst=(),
-            values=(a, b), differing=int(not equal),
-        )  # fmt: skip
-    x, y = Fraction(a), Fraction(b)
-    d = abs(x - y)
-    if isinstance(a, int) and isinstance(b, int):
-        rules = rules._replace(atol=rules.whole_atol, rtol=rules.whole_rtol)
-    close = d <= Fraction(rules.atol) + Fraction(rules.rtol) * abs(y)
-    rtol = None
-    atol = _tolerance(d - Fraction(rules.rtol) * abs(y))
-    over = d - Fraction(rules.atol)
-    if over <= 0 or y:
-        rtol = _tolerance(over / abs(y) if y else over)
-    relative = _float(d / abs(y)) if y else math.inf
-    return Comparison(
-        close, "" if close else "numbers", path, count=1, finite=1, mismatches=int(not close),
-        max_abs=_float(d), mean_abs=_float(d), max_rel=relative, mean_rel=relative,
-        worst=() if d else None, values=(a, b) if d else None,
-        passing_atol=atol, passing_rtol=rtol, differing=int(not close),
-    )  # fmt: skip
-
-
-def _tolerance(x: Fraction) -> float | None:
-    found = nudged(_float(x)) if x > 0 else 0.0
-    return found if math.isfinite(found) else None
-
-
-def _float(x: Fraction) -> float:
-    try:
-        return float(x)
-    except OverflowError:
-        return math.inf
 
 
 def _text(a: Any, b: Any, path: str) -> Comparison:

@@ -204,11 +204,9 @@ def exp_hist(
     `dtype_annotation` draws the range of a number format (``"float8_e4m3fn"``), of several, or of
     the dtype that a tensor had (True), with the shares that it would lose. `kind` is ``"bar"``,
     ``"line"`` or ``"kde"``, a density smoothed over half a power of two. Several `tt` get panels
-    of their own. ``over="steps"`` draws all steps as a heatmap, ``"ridge"`` as curves.
+    of their own. ``over="steps"`` draws all steps as a heatmap.
     """
     check_options(theme, col_wrap)
-    if over is not None:
-        check_choice("over", over, ("steps", "ridge"))
     table, names, _ = choose_facets(source, df, tt, layer)
     table, rank = choose_rank(table, rank)
     first = next(iter(names))

@@ -1,9 +1,8 @@
-"""Exponents of one tensor over all steps: as a heatmap, or as curves one behind the other."""
+"""Exponents of one tensor over all steps, as a heatmap."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +24,6 @@ from tensortap.table.table import Table
 from tensortap.text.tensors import number
 
 _COLUMNS = 500
-_RIDGES = 24
 # an axis of powers of two
 POWERS = {
     "tickprefix": "2<sup>", "ticksuffix": "</sup>", "showgrid": False, "zeroline": False,
@@ -58,7 +56,7 @@ def steps_figure(
 ) -> Figure:
     """Return a heatmap of exponents by steps."""
     rows = table.series(kind, name, rank)
-    history = _history(table, rows, _COLUMNS)
+    history = _history(table, rows)
     if history is None:
         return _nothing(table, rows, name, kind, theme)
     colors = theme_of(theme)
@@ -98,71 +96,12 @@ def steps_figure(
     return {"data": data, "layout": made}
 
 
-def ridge_figure(
-    table: Table,
-    name: str,
-    kind: str,
-    step: int,
-    rank: int | None,
-    target: Limits | None,
-    theme: str,
-) -> Figure:
-    """Return one curve per step, the first step in front."""
-    rows = table.series(kind, name, rank)
-    steps = table.steps(kind, name)
-    if len(steps) > _RIDGES:
-        spread = steps[np.linspace(0, len(steps) - 1, _RIDGES).round().astype(int)]
-        rows = rows[np.isin(table.step[rows], [*spread, step])]
-    history = _history(table, rows, _RIDGES + 1)
-    if history is None:
-        return _nothing(table, rows, name, kind, theme)
-    colors = theme_of(theme)
-    shares = history.shares
-    peak = float(shares.max())
-    edges = np.repeat(np.arange(history.low, history.low + len(shares) + 1), 2)
-    ridges = list(enumerate(zip(history.steps.tolist(), history.bad.tolist(), strict=True)))
-    data: list[dict[str, Any]] = []
-    for place, (at, bad) in reversed(ridges):  # from the back to the front
-        height = np.concatenate([[0], np.repeat(shares[:, place], 2), [0]]) / peak * 2.6
-        color = colors.nan if bad else colors.marked if at == step else colors.good
-        data.append({
-            "type": "scatter", "mode": "lines", "x": typed(edges), "y": typed(height + place),
-            "line": {"color": color, "width": 1.6 if at == step or bad else 1},
-            "fill": "toself", "fillcolor": _mixed(colors.good, colors.page, 0.55),
-            "name": f"step {at:,}" + (f": {bad:,} NaN or Inf" if bad else ""), "hoverinfo": "name",
-            "hoveron": "fills", "showlegend": False,
-        })  # fmt: skip
-    if history.bad.any():
-        data.append({
-            "type": "scatter", "mode": "lines", "name": "holds NaN or Inf", "x": [None],
-            "y": [None], "line": {"color": colors.nan, "width": 1.6},
-        })  # fmt: skip
-    ticks = ridges[:: max(1, len(ridges) // 8)]
-    made = layout(
-        theme,
-        height=460,
-        title={"text": f"{text(name)} · {kind}"},
-        xaxis={**POWERS, "nticks": 24},
-        yaxis={
-            "title": {"text": "step"}, "showgrid": False, "zeroline": False,
-            "tickvals": [place for place, _ in ticks],
-            "ticktext": [f"{at:,}" for _, (at, _) in ticks],
-        },
-        shapes=[] if target is None else range_shapes(target, "x", "y", colors),
-        annotations=[] if target is None else range_labels(target, "x", "y", colors, len(shares)),
-        legend=LEGEND_RIGHT,
-        showlegend=bool(history.bad.any()),
-        meta={"names": [name], "kind": kind, "step": step},
-    )  # fmt: skip
-    return {"data": data, "layout": made}
-
-
-def _history(table: Table, rows: Integers, most: int) -> ExponentHistory | None:
+def _history(table: Table, rows: Integers) -> ExponentHistory | None:
     rows = table.without_recomputed(rows)
     if not len(rows):
         return None
     steps = np.unique(table.step[rows])
-    wide = math.ceil(len(steps) / most)
+    wide = math.ceil(len(steps) / _COLUMNS)
     column = np.searchsorted(steps, table.step[rows]) // wide
     starts = np.flatnonzero(np.diff(column, prepend=-1))
     each = table.exponents(rows)
@@ -217,62 +156,3 @@ def _draw_limits(made: Figure, target: Limits, colors: FigureTheme) -> None:
                 "xanchor": "right", "yref": "y", "y": at, "yanchor": side, "showarrow": False,
                 "font": {"size": 10, "color": colors.bad}, "bgcolor": colors.page,
             })  # fmt: skip
-
-
-def _mixed(one: str, other: str, part: float) -> str:
-    """Return a color between two."""
-    pairs = zip(*([int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in (one, other)), strict=True)
-    return "#" + "".join(f"{round(a * part + b * (1 - part)):02x}" for a, b in pairs)
-
-
-def range_shapes(target: Limits, x: str, y: str, colors: FigureTheme) -> list[dict[str, Any]]:
-    """Return the normal and the subnormal range of a format as bands behind the bars."""
-    top = math.log2(target.over)
-    place = {"xref": x, "yref": f"{y} domain", "y0": 0, "y1": 1, "layer": "below"}
-    bands = ((target.zero, target.normal, colors.fair), (target.normal, top, colors.good))
-    ends = ((target.zero, "dot"), (target.normal, "dot"), (top, "solid"))
-    return [
-        {**place, "type": "rect", "x0": start, "x1": end, "fillcolor": color, "opacity": 0.12,
-         "line": {"width": 0}}
-        for start, end, color in bands if end > start
-    ] + [
-        {**place, "type": "line", "x0": at, "x1": at,
-         "line": {"width": 1, "color": colors.dim, "dash": dash}}
-        for at, dash in ends
-    ]  # fmt: skip
-
-
-def range_lines(
-    targets: Sequence[Limits], x: str, y: str, colors: FigureTheme
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the ends of several formats as lines, a color for each, and their names."""
-    lines: list[dict[str, Any]] = []
-    labels: list[dict[str, Any]] = []
-    for place, target in enumerate(targets):
-        color, over = colors.lines[(place + 1) % len(colors.lines)], math.log2(target.over)
-        lines += [
-            {"type": "line", "xref": x, "yref": f"{y} domain", "y0": 0, "y1": 1, "x0": at,
-             "x1": at, "line": {"width": 1.4, "color": color, "dash": dash}}
-            for at, dash in ((target.zero, "dot"), (target.normal, "dash"), (over, "solid"))
-        ]  # fmt: skip
-        labels.append({
-            "xref": x, "yref": f"{y} domain", "x": over, "xanchor": "right", "y": 1,
-            "yanchor": "top", "yshift": -13 * place, "showarrow": False,
-            "text": text(target.dtype), "font": {"size": 10, "color": color},
-        })  # fmt: skip
-    return lines, labels
-
-
-def range_labels(
-    target: Limits, x: str, y: str, colors: FigureTheme, width: int
-) -> list[dict[str, Any]]:
-    """Return the name of the format above its range, and ``subnormal`` where it has room."""
-    label = {
-        "xref": x, "yref": f"{y} domain", "y": 1, "yanchor": "top", "showarrow": False,
-        "font": {"size": 10, "color": colors.dim},
-    }  # fmt: skip
-    middle = (target.normal + math.log2(target.over)) / 2
-    words = [{**label, "x": middle, "text": text(target.dtype)}]
-    if target.normal - target.zero > 0.08 * width:
-        words.append({**label, "x": (target.zero + target.normal) / 2, "text": "subnormal"})
-    return words

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensortap.page.encoding import Figure, share, some_names, text, typed
-from tensortap.rooms.figures.figures.exponent_history import (
-    POWERS,
-    range_labels,
-    range_lines,
-    range_shapes,
-    ridge_figure,
-    steps_figure,
-)
+from tensortap.rooms.figures.figures.exponent_history import POWERS, steps_figure
 from tensortap.rooms.figures.figures.panels import (
     PanelGrid,
     axis_id,
@@ -68,16 +62,15 @@ def exponents_figure(
     `dtype_annotation` draws the range of a number format, with the shares that it would lose;
     of several, or of the dtype that each tensor had (True). Several names, or names by kind,
     become small multiples. `shape` is ``"bar"``, ``"line"`` or ``"kde"``, a smooth density.
-    ``over="steps"`` shows all steps as a heatmap, ``over="ridge"`` as curves one behind the other.
+    ``over="steps"`` shows all steps as a heatmap.
     """
     by_kind = dict(name) if isinstance(name, Mapping) else {kind: _listed(name)}
     places = [(each, own) for own, names in by_kind.items() for each in names]
     formats = format_names(dtype_annotation)
     _check(over, shape, formats)
     if over is not None:
-        draw = steps_figure if over == "steps" else ridge_figure
         target = [*_limits(formats, _read(table, *places[0], step, rank)), None][0]
-        return draw(table, *places[0], step, rank, target, theme)
+        return steps_figure(table, *places[0], step, rank, target, theme)
     read = ((place, _read(table, *place, step, rank)) for place in places[:_MAX_PANELS])
     shown = {place: values for place, values in read if values is not None}
     if not shown:
@@ -118,8 +111,8 @@ def exponents_figure(
 
 
 def _check(over: str | None, shape: str, formats: Sequence[str]) -> None:
-    if over not in (None, "steps", "ridge"):
-        raise ValueError(f"over must be 'steps' or 'ridge', got {over!r}")
+    if over not in (None, "steps"):
+        raise ValueError(f"over must be 'steps', got {over!r}")
     if shape not in _SHAPES:
         raise ValueError(f"kind must be 'bar', 'line' or 'kde', got {shape!r}")
     if over is not None and len(formats) > 1:
@@ -163,11 +156,11 @@ class ExponentPanels(NamedTuple):
         """Add the range of one number format as an area, or those of several as lines."""
         x, y = axis_id("x", number), axis_id("y", number)
         if len(formats) == 1:
-            made["shapes"] += range_shapes(formats[0], x, y, self.colors)
+            made["shapes"] += _range_shapes(formats[0], x, y, self.colors)
             width = (self.span[1] - self.span[0]) * (3 if self.several else 1)
-            labels = range_labels(formats[0], x, y, self.colors, width)
+            labels = _range_labels(formats[0], x, y, self.colors, width)
         else:
-            lines, labels = range_lines(formats, x, y, self.colors) if formats else ([], [])
+            lines, labels = _range_lines(formats, x, y, self.colors) if formats else ([], [])
             made["shapes"] += lines
         made["annotations"] += labels if labeled else []
 
@@ -369,3 +362,59 @@ def _lost_shares(
 
 def _colored(words: str, color: str) -> str:
     return f'<span style="color:{color}">{words}</span>'
+
+
+# -- ranges of number formats -----------------------------------------------------------------
+
+
+def _range_shapes(target: Limits, x: str, y: str, colors: FigureTheme) -> list[dict[str, Any]]:
+    """Return the normal and the subnormal range of a format as bands behind the bars."""
+    top = math.log2(target.over)
+    place = {"xref": x, "yref": f"{y} domain", "y0": 0, "y1": 1, "layer": "below"}
+    bands = ((target.zero, target.normal, colors.fair), (target.normal, top, colors.good))
+    ends = ((target.zero, "dot"), (target.normal, "dot"), (top, "solid"))
+    return [
+        {**place, "type": "rect", "x0": start, "x1": end, "fillcolor": color, "opacity": 0.12,
+         "line": {"width": 0}}
+        for start, end, color in bands if end > start
+    ] + [
+        {**place, "type": "line", "x0": at, "x1": at,
+         "line": {"width": 1, "color": colors.dim, "dash": dash}}
+        for at, dash in ends
+    ]  # fmt: skip
+
+
+def _range_lines(
+    targets: Sequence[Limits], x: str, y: str, colors: FigureTheme
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the ends of several formats as lines, a color for each, and their names."""
+    lines: list[dict[str, Any]] = []
+    labels: list[dict[str, Any]] = []
+    for place, target in enumerate(targets):
+        color, over = colors.lines[(place + 1) % len(colors.lines)], math.log2(target.over)
+        lines += [
+            {"type": "line", "xref": x, "yref": f"{y} domain", "y0": 0, "y1": 1, "x0": at,
+             "x1": at, "line": {"width": 1.4, "color": color, "dash": dash}}
+            for at, dash in ((target.zero, "dot"), (target.normal, "dash"), (over, "solid"))
+        ]  # fmt: skip
+        labels.append({
+            "xref": x, "yref": f"{y} domain", "x": over, "xanchor": "right", "y": 1,
+            "yanchor": "top", "yshift": -13 * place, "showarrow": False,
+            "text": text(target.dtype), "font": {"size": 10, "color": color},
+        })  # fmt: skip
+    return lines, labels
+
+
+def _range_labels(
+    target: Limits, x: str, y: str, colors: FigureTheme, width: int
+) -> list[dict[str, Any]]:
+    """Return the name of the format above its range, and ``subnormal`` where it has room."""
+    label = {
+        "xref": x, "yref": f"{y} domain", "y": 1, "yanchor": "top", "showarrow": False,
+        "font": {"size": 10, "color": colors.dim},
+    }  # fmt: skip
+    middle = (target.normal + math.log2(target.over)) / 2
+    words = [{**label, "x": middle, "text": text(target.dtype)}]
+    if target.normal - target.zero > 0.08 * width:
+        words.append({**label, "x": (target.zero + target.normal) / 2, "text": "subnormal"})
+    return words

@@ -12,7 +12,7 @@ const DTYPES = [
 ];
 
 const dtype = select("Range of a dtype", (value) => set({ dtype: value }));
-const over = segments("Steps", [["", "This step"], ["steps", "All steps"], ["ridge", "Ridge"]],
+const over = segments("Steps", [["", "This step"], ["steps", "All steps"]],
   (value) => set({ over: value }));
 const scale = segments("Scale", [["", "Linear"], ["log", "Log"]], (value) => set({ scale: value }));
 const note = dim();
