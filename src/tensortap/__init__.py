@@ -21,6 +21,7 @@ from tensortap.capture.receipt import Receipt
 from tensortap.core import errors
 from tensortap.core.errors import StopTraining, TensortapError
 from tensortap.core.record import Kind, Record, Shard, Summary, TensorData
+from tensortap.live import connections as _connections  # noqa: F401  it registers itself
 
 if TYPE_CHECKING:
     from tensortap import alerts

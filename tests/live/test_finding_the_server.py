@@ -208,7 +208,7 @@ def test_the_queue_is_attached_before_anybody_answers(run):
     program = run(
         """
         import logging, threading, time, tensortap as tap
-        from tensortap.sinks import connections
+        from tensortap.live import connections
 
         class Slow(connections.Queue):
             def __init__(self, sink, **options):
