@@ -9,14 +9,13 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
 
-from tensortap.core.history import History
 from tensortap.core.record import Kind, Record, TensorData
 from tensortap.runs.arrow import column as arrow_column
 from tensortap.runs.arrow import numbers, row_indices
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 ALL_STATISTICS = [*STATISTICS, VALUE]
 _READERS = 2  # threads that read blocks: Arrow decodes without the interpreter lock
 _READ_AHEAD = 6  # blocks
-_READ_RECORDS = 1 << 15  # of a history at a time
 
 
 class RowBlock(Protocol):
@@ -114,7 +112,7 @@ def take_rows(blocks: Sequence[RowBlock], rows: Integers, columns: list[str]) ->
         for i in np.flatnonzero(np.diff(edges)).tolist()
     ]
     if not tables:
-        return _arrow_table([c for c in columns if c in COLUMNS], [], [])
+        return arrow_table([c for c in columns if c in COLUMNS], [], [])
     return pa.concat_tables(table.replace_schema_metadata(None) for table in tables)
 
 
@@ -266,72 +264,12 @@ class RecordSource:
         return len(self._records)
 
     def read(self, columns: list[str], start: int) -> pa.Table:
-        return _arrow_table(columns, self._records[start:], self._numbers[start:])
+        return arrow_table(columns, self._records[start:], self._numbers[start:])
 
     def take(self, rows: Integers, columns: list[str]) -> pa.Table:
         chosen = rows.tolist()
         records = [self._records[row] for row in chosen]
-        return _arrow_table(columns, records, [self._numbers[row] for row in chosen])
-
-
-class RecentRecords:
-    """The newest records of some kinds that a live session has received, as columns.
-
-    It takes them out of the history as they arrive. Once there are `most` of them, the older half
-    is dropped, and the table starts over.
-    """
-
-    statistics = ALL_STATISTICS
-    bounded = clipped = has_shards = False
-    columns = (
-        "name", "kind", "dtype", "step", "rank", "call", "seq", "time_ns", "shape",
-        "shard_offsets", "shard_placements", "digest", "number", "tags", *STATISTICS,
-    )  # fmt: skip
-
-    def __init__(self, history: History, kinds: Collection[Kind], most: int) -> None:
-        self._history, self._kinds, self._most = history, kinds, most
-        self._cursor = 0
-        self.blocks: Sequence[RowBlock] = []
-
-    def open(self) -> RecentRecords:
-        """Start over with the rows that there are now."""
-        self.outdated = False
-        return self
-
-    def refresh(self) -> None:
-        end = self._history.written
-        while self._cursor < end:
-            self._cursor, found = self._history.since(self._cursor, _READ_RECORDS)
-            records = [record for record in found if record.kind in self._kinds]
-            if records:
-                self._append(records)
-
-    def _append(self, records: list[Record]) -> None:
-        values = [number_of(record.value) for record in records]
-        block = _TableBlock(_arrow_table(list(self.columns), records, values))
-        self.blocks = [*self.blocks, block]
-        if sum(map(len, self.blocks)) > self._most:
-            self.outdated = True
-            while len(self.blocks) > 1 and sum(map(len, self.blocks)) > self._most // 2:
-                self.blocks = self.blocks[1:]
-
-
-class _TableBlock:
-    """Rows of an Arrow table."""
-
-    is_parallel = False
-
-    def __init__(self, table: pa.Table) -> None:
-        self._table = table
-
-    def __len__(self) -> int:
-        return int(self._table.num_rows)
-
-    def read(self, columns: list[str], start: int) -> pa.Table:
-        return self._table.select(columns).slice(start)
-
-    def take(self, rows: Integers, columns: list[str]) -> pa.Table:
-        return self._table.select(columns).take(row_indices(rows))
+        return arrow_table(columns, records, [self._numbers[row] for row in chosen])
 
 
 _PLAIN = frozenset(Record.__struct_fields__) - {"kind", "shard", "value", "stats", "tags"}
@@ -339,9 +277,8 @@ _SUMMARY = frozenset((*STATISTICS, "first_bin", "bins"))
 _encode = msgspec.msgpack.Encoder(enc_hook=lambda _: None).encode  # without large payloads
 
 
-def _arrow_table(
-    columns: list[str], records: list[Record], numbers: list[float | None]
-) -> pa.Table:
+def arrow_table(columns: list[str], records: list[Record], numbers: list[float | None]) -> pa.Table:
+    """Return columns of the run format of records; `numbers` are their values, where they are."""
     import pyarrow as pa
 
     fields = [schema().field(name) for name in columns]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from tensortap.rooms.figures.colors import NAN_COLOR, color_table
 from tensortap.rooms.watch.films.frames import Painter
 from tensortap.rooms.watch.films.style import Style
-from tensortap.text.colors import NAN_COLOR, color_table
 from tests.watch.films.filming import near, record
 
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tensortap.rooms.figures.colors import THEMES
+from tensortap.rooms.figures.reals import counts_of
 from tensortap.rooms.watch.films.frames import Painter
 from tensortap.rooms.watch.films.picture import FrameContent
 from tensortap.rooms.watch.films.style import Style
-from tensortap.text.colors import THEMES
-from tensortap.text.reals import counts_of
 from tests.watch.films.filming import draw, near, record
 
 ACCENT = THEMES["dark"].accent

@@ -14,4 +14,5 @@ ROOM = Room(
         Tab("tensors.js", 40),
     ),
     routes="tensortap.rooms.figures.routes:ROUTES",
+    offers={"terminal picture": "tensortap.rooms.figures.terminal:heatmap"},
 )

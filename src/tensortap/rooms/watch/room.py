@@ -6,6 +6,6 @@ from tensortap.rooms import Room
 
 ROOM = Room(
     name="watch",
-    needs=("track",),
+    needs=("figures", "track"),
     commands={"film": "tensortap.rooms.watch.command:film"},
 )

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.core.record import Record
+from tensortap.rooms.figures.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR
 from tensortap.rooms.watch.films.canvas import Canvas, fitted
 from tensortap.rooms.watch.films.images import GridPicture, ImagePicture, tile_shape
 from tensortap.rooms.watch.films.legend import draw_heading, draw_statistics
@@ -16,7 +17,6 @@ from tensortap.rooms.watch.films.plots import CurvePicture, HistogramPicture
 from tensortap.rooms.watch.films.projections import ProjectionPicture, point_shape
 from tensortap.rooms.watch.films.style import FrameLayout, Style
 from tensortap.rooms.watch.films.surface import BRIGHTEST, DARKEST, SurfacePicture
-from tensortap.text.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR
 
 
 class MessagePicture(Picture):

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.core.record import Summary
+from tensortap.rooms.figures.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR
+from tensortap.rooms.figures.reals import Range, counts_of, reals
 from tensortap.rooms.watch.films.canvas import Canvas
 from tensortap.rooms.watch.films.legend import draw_plot_axes
 from tensortap.rooms.watch.films.picture import FrameContent, Picture
@@ -21,8 +23,6 @@ from tensortap.rooms.watch.films.style import (
     as_shares,
     ticks,
 )
-from tensortap.text.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR
-from tensortap.text.reals import Range, counts_of, reals
 from tensortap.text.tensors import number
 
 _MAX_POINTS = 20_000  # of a curve; beyond, every other point is dropped
