@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tensortap.rooms.blackbox.blackbox import blackbox
     from tensortap.rooms.compare import testing
     from tensortap.rooms.compare.api import compare
+    from tensortap.rooms.figures.logframe import read_logframe, validate_logframe
     from tensortap.rooms.ops.ops import ops
     from tensortap.rooms.trace.hdf5.callback import HDF5
     from tensortap.rooms.trace.hdf5.reader import read_hdf5
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from tensortap.runs.dump import dump
     from tensortap.runs.init import finish, init, update_metadata
     from tensortap.runs.object_files import register_format
-    from tensortap.table.logframe_schema import read_logframe, validate_logframe
     from tensortap.values.view import array_of
 
 # what pulls in heavier modules is looked up when it is first used
@@ -86,7 +86,7 @@ _LATER = {
     "ops": "tensortap.rooms.ops.ops",
     "quantize_error": "tensortap.api.lookup",
     "read_hdf5": "tensortap.rooms.trace.hdf5.reader",
-    "read_logframe": "tensortap.table.logframe_schema",
+    "read_logframe": "tensortap.rooms.figures.logframe",
     "register_format": "tensortap.runs.object_files",
     "serve": "tensortap.api.session",
     "stack_padded_tensors": "tensortap.rooms.trace.results",
@@ -97,7 +97,7 @@ _LATER = {
     "trace": "tensortap.rooms.trace.trace",
     "track": "tensortap.rooms.track.track",
     "update_metadata": "tensortap.runs.init",
-    "validate_logframe": "tensortap.table.logframe_schema",
+    "validate_logframe": "tensortap.rooms.figures.logframe",
     "view": "tensortap.page.view",
     "viz": "",
     "watch": "tensortap.rooms.watch.watch",

@@ -1,4 +1,4 @@
-"""The sources of a table's rows: a run, records in memory, a LogFrame.
+"""The sources of a table's rows: a run, records in memory; a room adds the LogFrame.
 
 A source keeps its rows in blocks, in the order in which it first reported them. A block hands out
 columns of its rows as Arrow tables with the columns of the run format. Dropped records are no rows.
@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from tensortap.core.record import Kind, Record, TensorData
+from tensortap.core.rooms import offer
 from tensortap.runs.arrow import column as arrow_column
 from tensortap.runs.arrow import numbers, row_indices
 from tensortap.runs.rows import COLUMNS, STATISTICS, number_of, row_of, schema
@@ -303,69 +304,6 @@ def _cells(column: str, records: list[Record], numbers: list[float | None]) -> l
     return [row_of(record, None, [])[place] for record in records]
 
 
-# -- a LogFrame ------------------------------------------------------------------------------
-
-
-class FrameSource:
-    """The rows of a LogFrame, as it is now."""
-
-    bounded = outdated = has_shards = is_parallel = False
-    clipped = True
-
-    def __init__(self, frame: Any) -> None:
-        from tensortap.table.logframe_schema import TOP, validate_logframe
-
-        metadata, statistics, counts = (validate_logframe(frame)[top] for top in TOP)
-        self.blocks: Sequence[RowBlock] = (self,)
-        self.statistics = [str(name) for name in statistics]
-        # Optimiser_State.exp_avg is a kind, and a suffix of the name
-        kinds = metadata["tensor_type"].str.partition(".")
-        names = metadata["name"].where(kinds[2] == "", metadata["name"] + "." + kinds[2])
-        # infinities are counted above the range, and also as what they are
-        infinities = sum(statistics[n] for n in ("posinfs", "neginfs") if n in statistics)
-        self._columns = {
-            **{str(name): column.to_numpy(np.float64) for name, column in statistics.items()},
-            "name": names.to_numpy(),
-            "kind": kinds[0].to_numpy(),
-            **{name: metadata[name].to_numpy() for name in ("dtype", "step", "rank")},
-            "call": np.asarray(metadata.get("call", np.zeros(len(metadata), np.int64))),
-            "seq": np.arange(len(metadata)),
-            "below": counts[-np.inf].to_numpy(np.int64),
-            "above": (counts[np.inf] - infinities).to_numpy(np.int64),
-        }
-        self._counts = counts[[label for label in counts if isinstance(label, int)]]
-
-    def refresh(self) -> None:
-        """Do nothing: the frame was copied."""
-
-    def __len__(self) -> int:
-        return len(self._counts)
-
-    def read(self, columns: list[str], start: int) -> pa.Table:
-        return self.take(np.arange(start, len(self)), columns)
-
-    def take(self, rows: Integers, columns: list[str]) -> pa.Table:
-        import pyarrow as pa
-
-        return pa.table({name: self._cells(name, rows) for name in columns})
-
-    def _cells(self, name: str, rows: Integers) -> Any:
-        import pyarrow as pa
-
-        if name in ("number", "value", "tags"):  # it has statistics, no values and no tags
-            return pa.nulls(len(rows), schema().field(name).type)
-        if name not in ("first_bin", "bins"):
-            return self._columns[name][rows]
-        low, high = min(self._counts), max(self._counts)
-        if name == "first_bin":
-            return np.full(len(rows), low)
-        dense = np.zeros((len(rows), high - low + 1), np.int64)
-        for exponent, counts in self._counts.items():
-            dense[:, exponent - low] = counts.to_numpy(np.int64)[rows]
-        offsets = np.arange(len(rows) + 1, dtype=np.int32) * np.int32(dense.shape[1])
-        return pa.ListArray.from_arrays(offsets, dense.ravel())
-
-
 # -- any origin ------------------------------------------------------------------------------
 
 
@@ -383,7 +321,7 @@ def source_of(origin: Any) -> Callable[[], RowSource]:
     if since is not None:
         return lambda: RecordSource(_following(since), bounded=True, values=False)
     if hasattr(origin, "columns") and hasattr(origin, "attrs"):
-        return lambda: FrameSource(origin)
+        return lambda: offer("logframe rows")(origin)
 
     def unseen(count: int) -> Iterable[Record]:
         return itertools.islice(getattr(origin, "records", origin), count, None)

@@ -14,5 +14,8 @@ ROOM = Room(
         Tab("tensors.js", 40),
     ),
     routes="tensortap.rooms.figures.routes:ROUTES",
-    offers={"terminal picture": "tensortap.rooms.figures.terminal:heatmap"},
+    offers={
+        "terminal picture": "tensortap.rooms.figures.terminal:heatmap",
+        "logframe rows": "tensortap.rooms.figures.logframe:FrameSource",
+    },
 )
