@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tensortap.rooms.blackbox.blackbox import blackbox
     from tensortap.rooms.compare import testing
     from tensortap.rooms.compare.api import compare
+    from tensortap.rooms.dump.dump import dump
     from tensortap.rooms.figures.logframe import read_logframe, validate_logframe
     from tensortap.rooms.ops.ops import ops
     from tensortap.rooms.trace.hdf5.callback import HDF5
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from tensortap.rooms.watch.films.recorder import Recorder
     from tensortap.rooms.watch.watch import list_probes, watch, watcher
     from tensortap.rooms.widths.coord_check import coord_check
-    from tensortap.runs.dump import dump
     from tensortap.runs.init import finish, init, update_metadata
     from tensortap.runs.object_files import register_format
     from tensortap.values.view import array_of
@@ -73,7 +73,7 @@ _LATER = {
     "compare": "tensortap.rooms.compare.api",
     "coord_check": "tensortap.rooms.widths.coord_check",
     "describe": "tensortap.api.session",
-    "dump": "tensortap.runs.dump",
+    "dump": "tensortap.rooms.dump.dump",
     "finish": "tensortap.runs.init",
     "get": "tensortap.api.session",
     "get_all": "tensortap.api.session",
