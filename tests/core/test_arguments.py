@@ -157,7 +157,7 @@ def test_catch_raises_only_if_it_may(options, message, open_run, monkeypatch, ca
     tap.catch(1.0, **named)
     assert message in caplog.text
     assert errors() == 1
-    monkeypatch.setattr(tap.pipeline.pipeline.pipeline, "strict", True)
+    monkeypatch.setattr(tap.capture.pipeline.pipeline, "strict", True)
     with pytest.raises((TypeError, ValueError), match=re.escape(message)):
         tap.catch(1.0, **named)
 

@@ -56,7 +56,7 @@ class Starters:
         self._running: dict[str, Starter] = {}
 
     # at its end a program waits two seconds for what is queued, which a busy machine may exceed
-    PATIENT = "import tensortap.capture.pipeline\ntensortap.pipeline.pipeline.EXIT = 200.0\n"
+    PATIENT = "import tensortap.capture.pipeline\ntensortap.capture.pipeline.EXIT = 200.0\n"
 
     def start(self, code: str, env: dict[str, str], before: Sequence[str], fresh: bool) -> Any:
         path = f"{ROOT / 'src'}:{ROOT}"  # the second for tests.live.catalogue
@@ -235,7 +235,7 @@ _SERVE = """
 import gc, json, os, sys
 import tensortap as tap
 from tensortap.api import session as live
-from tensortap.server import answers
+from tensortap.live import answers
 server = live._server = live.start("127.0.0.1", {port}, {memory!r})
 print(server.address, flush=True)
 for line in sys.stdin:

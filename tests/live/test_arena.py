@@ -60,7 +60,7 @@ def test_a_wrong_nonce_rules_out_shared_memory(server, run):
     # the server reads something there, but not what we have put there
     program = run("""
         import json, secrets, numpy as np, tensortap as tap
-        from tensortap.sinks import arena
+        from tensortap.live import arena
         class Liar(arena.Segment):
             def __init__(self, *args, **kwargs):
                 super().__init__(*args, **kwargs)

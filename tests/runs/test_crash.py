@@ -31,7 +31,7 @@ WRITER = """
 import sys, numpy as np
 from pathlib import Path
 from tensortap.core.buffers import Pool
-from tensortap.sinks import store
+from tensortap.runs import sink as store
 from tensortap.capture.queue import Queue
 from tests.runs.test_store import large, put
 store._TAIL_ROWS, store._AGE = 50, 0.01

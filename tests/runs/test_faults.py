@@ -33,7 +33,7 @@ import os, sys
 import numpy as np
 import tensortap as tap
 from tensortap.rooms.provenance import collect
-from tensortap.sources import init
+from tensortap.runs import init
 
 def train(folder):
     confirmed = os.open(f"{folder}/confirmed", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -187,7 +187,7 @@ import json, os, sys, time, numpy as np
 folder = sys.argv[1]
 import tensortap as tap
 from tensortap.runs.run_reader import RunReader
-from tensortap.sources import init
+from tensortap.runs import init
 init._END = 10_000.0  # the end does not wait that long for a disk that is full
 path = tap.init(folder)
 if sys.argv[2] == "inodes":  # somebody else takes the rest

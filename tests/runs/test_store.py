@@ -227,7 +227,7 @@ def test_a_run_without_any_room_is_not_opened_and_training_continues(
 
 FILL = """
 import json, sys, numpy as np, tensortap as tap
-from tensortap.sources import init
+from tensortap.runs import init
 init._END = 10_000.0  # a disk that is full is not waited for that long
 path = tap.init(sys.argv[1])
 for i in range(400):

@@ -16,6 +16,7 @@ from tensortap.capture.receipt import Receipt
 from tensortap.core import ranks
 from tensortap.core.arguments import checked
 from tensortap.core.errors import NotFound, TensortapError
+from tensortap.core.rooms import offers
 from tensortap.core.settings import buffer_size
 from tensortap.runs.folders import end_run, job_name, shared_run
 from tensortap.runs.layout import receipt_file, write_json
@@ -38,12 +39,10 @@ class OpenRun:
         self.queue = Queue(sink, budget=buffer_size(), overflow="newest", name="store")
         self.next_step = 0  # first step of the next tracker
         self._before = pipeline.receipt()
-        self.keeper: Any = None
-        if rank == 0:
-            from tensortap.rooms.provenance.collect import Keeper
-
+        self.keeper: Any = None  # collects packages, git state, environment and monkey patches
+        for keeper in offers("provenance of a run") if rank == 0 else ():
             try:
-                self.keeper = Keeper(path)
+                self.keeper = keeper(path)
                 self.keeper.update()
             except OSError as error:
                 log.warning("tensortap: cannot write the provenance of %s: %s", path, error)

@@ -138,7 +138,7 @@ FEW_DESCRIPTORS = """
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
     others = [open("/dev/null") for _ in range(128)]  # the rest is not enough for pending ones
     from tensortap.api import session as live
-    from tensortap.server import handshake
+    from tensortap.live import handshake
     handshake.HANDSHAKE_TIMEOUT = 1000  # only connections without room are closed
     server = live.start("127.0.0.1", 0, "64MB")
     print(server.address.port, flush=True)

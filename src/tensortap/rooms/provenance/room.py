@@ -9,4 +9,5 @@ ROOM = Room(
     commands={"reproduce": "tensortap.rooms.provenance.command:reproduce"},
     tabs=(Tab("provenance.js", 100),),
     routes="tensortap.rooms.provenance.routes:ROUTES",
+    offers={"provenance of a run": "tensortap.rooms.provenance.collect:Keeper"},
 )
