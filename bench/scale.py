@@ -28,7 +28,7 @@ def _measure(pipe: Any, run: pathlib.Path, task: str) -> None:
 
     from tensortap.rooms.figures.figures import heatmap_figure, ranks_figure
     from tensortap.rooms.ranks.findings import rank_findings
-    from tensortap.table.mesh import mesh_layout
+    from tensortap.rooms.ranks.mesh import mesh_layout
     from tensortap.table.table import table_of
 
     assert pyarrow.compute

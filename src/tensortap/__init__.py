@@ -20,6 +20,7 @@ from tensortap.capture.catch import catch, catch_grad, enable, flush, receipt, s
 from tensortap.core import errors
 from tensortap.core.errors import StopTraining, TensortapError
 from tensortap.core.record import Kind, Record, Shard
+from tensortap.live import connections as _connections  # noqa: F401  it registers itself
 
 if TYPE_CHECKING:
     from tensortap import alerts, rooms
@@ -31,13 +32,13 @@ if TYPE_CHECKING:
     from tensortap.rooms.bisect.bisect import bisect
     from tensortap.rooms.blackbox.blackbox import blackbox
     from tensortap.rooms.compare.api import compare
+    from tensortap.rooms.dump.dump import dump
     from tensortap.rooms.ops.ops import ops
     from tensortap.rooms.trace.hdf5.callback import HDF5
     from tensortap.rooms.trace.trace import trace
     from tensortap.rooms.track.track import track
     from tensortap.rooms.watch.films.recorder import Recorder
     from tensortap.rooms.watch.watch import watch, watcher
-    from tensortap.runs.dump import dump
     from tensortap.runs.init import finish, init
 
 # Verbs that pull in heavier modules are imported when they are first used. A room has a line here
@@ -48,7 +49,7 @@ _LATER = {
     "bisect": "tensortap.rooms.bisect.bisect",
     "blackbox": "tensortap.rooms.blackbox.blackbox",
     "compare": "tensortap.rooms.compare.api",
-    "dump": "tensortap.runs.dump",
+    "dump": "tensortap.rooms.dump.dump",
     "finish": "tensortap.runs.init",
     "get": "tensortap.api.session",
     "get_all": "tensortap.api.session",

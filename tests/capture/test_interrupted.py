@@ -126,10 +126,14 @@ def test_a_handler_captures_at_any_line_while_the_queue_is_full():
     assert receipt.reasons["busy"] > 50
 
 
-def test_an_exception_of_a_handler_leaves_no_lock_behind():
-    """Ctrl-C may strike anywhere."""
+@pytest.mark.parametrize(
+    ("overflow", "budget"), [("latest", 1 << 20), ("latest", 200_000), ("block", 200_000)]
+)
+def test_an_exception_of_a_handler_loses_no_lock_and_no_room(overflow, budget):
+    """Ctrl-C may strike anywhere, also while the queue drops older values or waits."""
     pipeline = Pipeline()
-    queue = Queue(MemorySink(1 << 20, pipeline.ledger), budget=1 << 20, name="test")
+    sink = MemorySink(1 << 20, pipeline.ledger)
+    queue = Queue(sink, budget=budget, overflow=overflow, name="test")
     pipeline.attach(queue)
     capture(pipeline, LARGE, "first")  # imports modules, whose locks are not ours
 
@@ -142,12 +146,15 @@ def test_an_exception_of_a_handler_leaves_no_lock_behind():
             with contextlib.suppress(KeyboardInterrupt):
                 signal.setitimer(signal.ITIMER_REAL, 1e-4 + i * 1e-6)
                 while True:
-                    capture(pipeline, LARGE, "interrupted")
+                    capture(pipeline, LARGE, f"interrupted {i % 5}")
             assert not is_busy()
     finally:
         signal.signal(signal.SIGALRM, before)
-    finishes(lambda: capture(pipeline, LARGE, "another thread"))
+    arrived = []
+    finishes(lambda: arrived.append(capture(pipeline, LARGE, "another thread").wait(60)))
+    assert arrived == [True]
     assert queue.flush(60)
+    assert queue.state.put == queue.state.got
     queue.close()
 
 

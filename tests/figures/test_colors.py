@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tensortap import TensortapError
-from tensortap.text import colors
-from tensortap.text.colors import MAPS, color_table, parse_color
+from tensortap.rooms.figures import colors
+from tensortap.rooms.figures.colors import MAPS, color_table, parse_color
 
 SEQUENTIAL = [name for name in MAPS if name != "polar"]
 # simulations of color blindness (Machado, Oliveira and Fernandes 2009)

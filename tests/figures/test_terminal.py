@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensortap.text.reals import matrix_at
-from tensortap.text.terminal import heatmap
+from tensortap.rooms.figures.reals import matrix_at
+from tensortap.rooms.figures.terminal import heatmap
 
 
 def lines(array, at=None, **options) -> list[str]:

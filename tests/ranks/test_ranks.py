@@ -10,9 +10,9 @@ import pytest
 from tensortap.core.record import Kind, Record
 from tensortap.page.encoding import untyped
 from tensortap.rooms.ranks.figure import ranks_figure
+from tensortap.rooms.ranks.mesh import MeshLayout, group_keys, mesh_layout, rank_tree
 from tensortap.rooms.ranks.ranks import alike_groups, deviations, over_names, over_steps, progress
 from tensortap.stats import summarize_array
-from tensortap.table.mesh import MeshLayout, group_keys, mesh_layout, rank_tree
 from tensortap.table.table import table_of
 from tests.commands import type_in
 from tests.page.conftest import Writer

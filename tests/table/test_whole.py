@@ -19,7 +19,6 @@ from tensortap.runs.run_reader import RunReader
 from tensortap.stats import summarize_array
 from tensortap.stats.merge import merge, merge_column, merged_from
 from tensortap.table import whole as whole_module
-from tensortap.table.mesh import MeshLayout, mesh_layout
 from tensortap.table.numbering import codes, stable_order
 from tensortap.table.replicas import places_of
 from tensortap.table.sources import RecordSource
@@ -268,9 +267,9 @@ def test_sealed_tables_have_the_columns_of_their_records(row_group, tmp_path, mo
     stored, in_memory = table_of(made.path), table_of(written)
     part = RunReader(made.path).by_rank[0].parts[0]
     assert len(part.steps) == -(-count // row_group)
-    meshes = MeshLayout(("dp", "tp"), {rank: (rank // 2, rank % 2) for rank in range(6)})
     assert stored.has_shard_keys
-    assert mesh_layout(stored) == meshes
+    meshes = stored.shard_keys().meshes(np.arange(len(stored)))
+    assert meshes == [f"dp={rank // 2}/3 tp={rank % 2}/2" for rank in stored.rank.tolist()]
     assert stored.names == in_memory.names
     for column in ("name", "kind", "dtype", "step", "rank", "call", "seq"):
         assert getattr(stored, column).tolist() == getattr(in_memory, column).tolist()

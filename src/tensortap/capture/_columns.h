@@ -79,7 +79,8 @@ static PyObject *writer_entries(ColumnWriter *self, PyObject *Py_UNUSED(none))
     return entries;
 }
 
-static PyObject *writer_move(ColumnWriter *self, PyObject *target)
+/* Copy rows and payloads; a move works without the interpreter lock and releases the memory. */
+static PyObject *writer_to(ColumnWriter *self, PyObject *target, int move)
 {
     Py_buffer view;
     if (PyObject_GetBuffer(target, &view, PyBUF_WRITABLE) < 0)
@@ -90,8 +91,8 @@ static PyObject *writer_move(ColumnWriter *self, PyObject *target)
         PyErr_SetString(PyExc_ValueError, "move once, to a target of `nbytes` bytes");
         return NULL;
     }
-    self->moved = 1;
-    Py_BEGIN_ALLOW_THREADS
+    self->moved = move;
+    PyThreadState *state = move ? PyEval_SaveThread() : NULL;
     char *to = view.buf;
     memcpy(to, self->rows, rows);
     to += rows;
@@ -99,10 +100,22 @@ static PyObject *writer_move(ColumnWriter *self, PyObject *target)
         memcpy(to, self->column[i].data, self->column[i].used);
         to += self->column[i].used;
     }
-    Py_END_ALLOW_THREADS
+    if (move)
+        PyEval_RestoreThread(state);
     PyBuffer_Release(&view);
-    writer_release(self);
+    if (move)
+        writer_release(self);
     Py_RETURN_NONE;
+}
+
+static PyObject *writer_copy(ColumnWriter *self, PyObject *target)
+{
+    return writer_to(self, target, 0);
+}
+
+static PyObject *writer_move(ColumnWriter *self, PyObject *target)
+{
+    return writer_to(self, target, 1);
 }
 
 static PyObject *writer_nbytes(ColumnWriter *self, void *Py_UNUSED(closure))
@@ -122,6 +135,7 @@ static Py_ssize_t writer_length(ColumnWriter *self)
 
 static PyMethodDef writer_methods[] = {
     {"entries", (PyCFunction)writer_entries, METH_NOARGS, "Return (None, ticket, weight) of each"},
+    {"copy", (PyCFunction)writer_copy, METH_O, "Copy rows and payloads to a buffer of `nbytes`"},
     {"move", (PyCFunction)writer_move, METH_O, "Move rows and payloads to a buffer of `nbytes`"},
     {NULL},
 };

@@ -15,7 +15,6 @@ from tensortap.capture.ticket import SKIPPED, Ticket
 from tensortap.core.arguments import check_count, check_seconds, check_text, check_whole
 from tensortap.core.busy import section
 from tensortap.core.record import Shard
-from tensortap.live.connections import connections
 from tensortap.values.protocol import CompiledRun, Framework
 from tensortap.values.registry import loaded_frameworks
 from tensortap.values.torch.hidden import constant_when_compiled, replace_when_compiled
@@ -66,13 +65,13 @@ def catch(
             return SKIPPED
         queues = None
         if server is not None:
-            queues = connections.queues(server)
+            queues = pipeline.sessions.queues(server)
         elif not pipeline.on:
             pipeline.count_unheard()
             return SKIPPED
         elif pipeline.fast is None:
             if pipeline.expecting:
-                connections.connect()
+                pipeline.sessions.connect()
         elif when is True and not changed and shard is None:
             ticket = pipeline.fast(value, name, number, counter.step, number - counter.base)
             if ticket is not None:
@@ -132,9 +131,9 @@ def _catch_run(
         every, first = options["every"], options["first"]
         if number % every or (first is not None and number >= first * every):
             return SKIPPED
-        queues = None if options["server"] is None else connections.queues(options["server"])
+        queues = None if options["server"] is None else pipeline.sessions.queues(options["server"])
         if queues is None and pipeline.expecting:
-            connections.connect()
+            pipeline.sessions.connect()
         changed = options["changed"]
         return pipeline.capture(value, counter, number, when, changed, run.shard, queues, run)
     except Exception as error:

@@ -44,6 +44,10 @@ class RecordBlock(Protocol):
         """Return None, the ticket and the weight of each record."""
         ...
 
+    def copy(self, target: bytearray, /) -> None:
+        """Copy rows and payloads to a buffer of `nbytes` bytes."""
+        ...
+
     def move(self, target: bytearray | memoryview, /) -> None:
         """Move rows and payloads to a buffer of `nbytes` bytes, without the interpreter lock."""
         ...

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from tensortap import values as frameworks
 from tensortap.capture import ticket as tickets
@@ -52,12 +52,26 @@ def at_exit(function: Callable[[], object], *, priority: int) -> None:
         Finalize(None, function, exitpriority=priority)
 
 
+class Sessions(Protocol):
+    """The live sessions that values go to; `tensortap.live.connections` puts itself here."""
+
+    def connect(self) -> bool:
+        """Connect to the default session at the first call; return whether anybody listens."""
+        ...
+
+    def queues(self, server: str) -> Sequence[Queue]:
+        """Return the queues that accept a value for `server` instead of the default session."""
+        ...
+
+
 class Pipeline:
     """Clock, call counters, pool, ledger and queues of one process.
 
     A forked child gets fresh ones. `on` is whether a value has anywhere to go, as far as is
     known, and `fast` the C fast path for small values, while exactly one queue accepts records.
     """
+
+    sessions: Sessions
 
     def __init__(self) -> None:
         self.enabled = not flag("TENSORTAP_DISABLE")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import logging
 import math
 import threading
@@ -202,10 +203,26 @@ class Queue:
 
     def _keep_latest(self) -> None:
         """Drop every record of which the queue holds a later one of the same name."""
+        # Ctrl-C may raise after any call, so one call takes all entries, and one puts back those
+        # that stay; other threads may append meanwhile
+        entries: list[Any] = []
+        dropped: list[Entry] = []
+        try:
+            entries.extend(itertools.islice(iter(self._entries.popleft, None), len(self._entries)))
+            kept, older = self._latest_and_older(entries)
+            nbytes = sum([entry[2] for entry in older])
+            entries, dropped = kept, older
+            self.state.got += nbytes
+        finally:
+            try:
+                self._entries.extendleft(entries[::-1])
+            finally:
+                self.ledger.drop(dropped, OVER_BUDGET)
+
+    def _latest_and_older(self, entries: list[Any]) -> tuple[list[Entry], list[Entry]]:
         latest: dict[tuple[str, Kind, int], Entry] = {}
         older: list[Entry] = []
-        for _ in range(len(self._entries)):  # other threads may append meanwhile
-            entry = self._entries.popleft()
+        for entry in entries:
             if isinstance(entry, tuple):
                 kept = [entry]
             else:
@@ -217,8 +234,7 @@ class Queue:
                 if before is not None:
                     older.append(before)
                 latest[_key(each)] = each
-        self._entries.extendleft(reversed(latest.values()))
-        self._drop(older)
+        return list(latest.values()), older
 
     def _remove(self, key: tuple[str, Kind, int], nbytes: int) -> None:
         """Drop the record of this name if that makes enough room for a newer one."""
@@ -227,7 +243,8 @@ class Queue:
                 continue
             if _key(entry) == key and self._fits(nbytes, less=entry[2]):
                 del self._entries[i]  # others only append: the index still holds
-                self._drop([entry])
+                self.state.got += entry[2]
+                self.ledger.drop([entry], OVER_BUDGET)
                 return
 
     def _close(self, block: RecordBlock) -> None:
@@ -240,11 +257,6 @@ class Queue:
             return entry[2]
         self._close(entry)
         return entry.weight
-
-    def _drop(self, entries: list[Entry]) -> None:
-        nbytes = sum([nbytes for _, _, nbytes in entries])
-        self.state.got += nbytes
-        self.ledger.drop(entries, OVER_BUDGET)
 
     # -- the thread -----------------------------------------------------------------------
 
@@ -374,9 +386,7 @@ def columns_of(block: RecordBlock) -> tuple[Column, ...]:
     )
 
 
-def _split(block: RecordBlock) -> list[Columns]:
-    body = bytearray(block.nbytes)
-    block.move(body)
+def _split(block: RecordBlock, body: bytearray) -> list[Columns]:
     columns = columns_of(block)
     sizes = [
         8 if each.is_number else itemsize(each.dtype) * math.prod(each.shape) for each in columns
@@ -386,14 +396,19 @@ def _split(block: RecordBlock) -> list[Columns]:
 
 def entries_of(block: RecordBlock) -> list[Entry]:
     """Return the entries of a block with their records."""
-    records = merged(_split(block))
+    body = bytearray(block.nbytes)
+    block.move(body)
+    records = merged(_split(block, body))
     return [(record, *entry[1:]) for record, entry in zip(records, block.entries(), strict=True)]
 
 
 def latest_of(block: RecordBlock) -> tuple[list[Entry], list[Entry]]:
     """Return the entries of the latest record of each column, and all others, without records."""
+    body = bytearray(block.nbytes)
+    block.copy(body)  # not moved: if Ctrl-C raises, the block goes back into the queue
     latest = {
-        int(each.positions[-1]): each.records(len(each) - 1, len(each))[0] for each in _split(block)
+        int(each.positions[-1]): each.records(len(each) - 1, len(each))[0]
+        for each in _split(block, body)
     }
     entries = block.entries()
     kept = [(latest[i], *entries[i][1:]) for i in sorted(latest)]

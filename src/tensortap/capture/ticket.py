@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -13,36 +15,42 @@ _POLL = 0.05  # seconds after which a thread that waits looks again
 
 
 class Notifier:
-    """Lets threads wait for a condition that others change; `waiting` is how many do."""
+    """Lets threads wait for a condition that others change; `waiting` is how many do.
+
+    Not a `threading.Condition`: that breaks if Ctrl-C raises while it waits.
+    """
 
     def __init__(self) -> None:
         self.waiting = 0
-        self._changed = threading.Condition()
+        self._bells: collections.deque[threading.Lock] = collections.deque()
 
     def wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
         """Wait until `condition` holds; return False if time ran out."""
         deadline = None if timeout is None else time.monotonic() + timeout
+        bell, rung = threading.Lock(), True
         self.waiting += 1
         try:
-            with self._changed:
-                while not condition():
-                    left = _POLL if deadline is None else deadline - time.monotonic()
-                    if left <= 0:
-                        return False
-                    self._changed.wait(min(left, _POLL))
-            return True
+            bell.acquire()
+            while True:
+                if rung:
+                    self._bells.append(bell)  # first: the condition may change after the look
+                if condition():
+                    return True
+                left = _POLL if deadline is None else deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                rung = bell.acquire(timeout=min(left, _POLL))
         finally:
             self.waiting -= 1
+            with contextlib.suppress(ValueError):
+                self._bells.remove(bell)
 
     def notify(self) -> None:
         """Let the threads that wait look again."""
-        # not for long: a finalizer may run where the condition is looked at, and wait for a lock
-        # that this thread holds
-        if self.waiting and self._changed.acquire(timeout=_POLL):
-            try:
-                self._changed.notify_all()
-            finally:
-                self._changed.release()
+        if self.waiting:
+            with contextlib.suppress(IndexError):
+                while True:
+                    self._bells.popleft().release()
 
 
 class Ticket(msgspec.Struct, gc=False, eq=False):

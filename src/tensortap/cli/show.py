@@ -46,8 +46,8 @@ def _draw(run: Run, head: Record, at: str | None) -> None:
     from rich.console import Console
 
     from tensortap.core.record import TensorData
+    from tensortap.core.rooms import offers
     from tensortap.runs.reader import value_of
-    from tensortap.text.terminal import heatmap
     from tensortap.values.view import as_numpy
 
     index = None if at is None else parse_numbers(at, "--at", "0,3")
@@ -61,9 +61,10 @@ def _draw(run: Run, head: Record, at: str | None) -> None:
     console = Console()
     width = max(16, min(console.width - 2, 96))
     colored = console.color_system is not None
-    try:
-        drawn = heatmap(as_numpy(value), index, width=width, colored=colored)
-    except ValueError as error:
-        raise TensortapError(f"--at {at}: {error}") from None
-    if drawn is not None:
-        console.print(drawn)
+    for heatmap in offers("terminal picture"):
+        try:
+            drawn = heatmap(as_numpy(value), index, width=width, colored=colored)
+        except ValueError as error:
+            raise TensortapError(f"--at {at}: {error}") from None
+        if drawn is not None:
+            console.print(drawn)

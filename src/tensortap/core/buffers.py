@@ -188,9 +188,12 @@ class Region:
 
     def give_back(self, reference: weakref.ref[Lease]) -> None:
         """Take back a block that has gone, if it was one of this region."""
-        place = self._leased.pop(reference, None)
+        place = self._leased.get(reference)
         if place is not None:
-            self._free.setdefault(place[1], []).append(place[0])
+            free = self._free.setdefault(place[1], [])
+            # no call between these: Ctrl-C may raise after any call
+            del self._leased[reference]
+            free += (place[0],)
 
     def _allocate(self, size: int) -> int | None:
         offsets = self._free.get(size)
@@ -355,10 +358,11 @@ class Pool:
     def _collect(self) -> None:
         """Take back what was returned."""
         for _ in range(len(self._returned)):  # a handler may return more meanwhile
-            reference = self._returned.popleft()
+            reference = self._returned[0]
             for region in (self._arena, self._private, *self._chunks):
                 if region is not None:
                     region.give_back(reference)
+            del self._returned[0]  # last: Ctrl-C may raise after any call
 
     def _lease_of_chunks(self, nbytes: int) -> Lease:
         """Lease a small block of the first chunk that has room, else of a new one."""

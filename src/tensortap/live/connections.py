@@ -26,6 +26,7 @@ class Connections:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
+        pipeline.sessions = self
         self._reset()
         # the pipeline keeps the queues of the parent
         os.register_at_fork(after_in_child=self._reset)

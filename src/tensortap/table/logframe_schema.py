@@ -1,36 +1,17 @@
-"""The schema of the LogFrame, a pandas frame of tensor statistics, and how to read one.
-
-Its columns have two levels. Below ``metadata`` is what a row is about, below ``scalar_stats`` any
-numbers, below ``exponent_counts`` how many values had ``2**n <= |x| < 2**(n+1)``: one column per
-`n`, and two for what lies below (``-inf``) and above (``+inf``) the range that was counted.
-"""
+"""Kinds, dtypes and spellings of the LogFrame, a pandas frame of tensor statistics."""
 
 from __future__ import annotations
 
-import csv
-import gzip
-import math
-import re
-from collections.abc import Callable, Hashable, Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tensortap.core.arguments import checked
-from tensortap.core.errors import MissingExtra, SchemaError, TensortapError
+from tensortap.core.errors import MissingExtra
 from tensortap.core.record import Kind
-from tensortap.runs.object_files import UntrustedFile
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-TOP = ("metadata", "scalar_stats", "exponent_counts")
-METADATA = ("name", "type", "tensor_type", "step", "dtype")
 KINDS = (
     Kind.ACTIVATION, Kind.GRADIENT, Kind.WEIGHT, Kind.WEIGHT_GRADIENT, Kind.OPTIMISER_STATE,
     Kind.VALUE, Kind.LOCAL,
 )  # fmt: skip
 PLACES = ("rank", "call")  # metadata beyond the schema; a strict frame has them as statistics
-_NUMBERS = ("step", *PLACES)
 _STATE = Kind.OPTIMISER_STATE.value
 
 
@@ -58,46 +39,6 @@ def has_finfo(dtype: str) -> bool:
     return True
 
 
-@checked
-def read_logframe(path: str | Path, *, trust: bool = False) -> pd.DataFrame:
-    """Read a LogFrame from a ``.parquet``, ``.csv``, ``.csv.gz`` or, if trusted, ``.pkl`` file.
-
-    The file may come from ``to_parquet``, ``to_csv`` or ``to_pickle`` of any program whose frame
-    has the schema. Reading a pickle may run code, so it requires ``trust=True``.
-    """
-    pd = need_pandas("tap.viz.read_logframe()")
-    path = Path(path)
-    name = path.name.lower()
-    if name.endswith((".parquet", ".pq")):
-        frame = _two_levels(pd.read_parquet(path))
-    elif name.endswith((".csv", ".csv.gz")):
-        frame = _read_csv(path)
-    elif re.search(r"\.(pkl|pickle)(\.\w+)?$", name):
-        if not trust:
-            raise UntrustedFile(
-                f"{path.name} is a pickle, which may run code when read: pass trust=True if it is "
-                "yours, or save the frame with to_parquet()"
-            )
-        frame = pd.read_pickle(path)
-    else:
-        raise TensortapError(f"{path.name}: a LogFrame must be a .parquet, .csv or .pkl file")
-    try:
-        return _normal(frame)
-    except SchemaError as error:
-        raise SchemaError(f"{path.name}: {error}") from None
-
-
-def validate_logframe(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a normalized copy of a LogFrame; raise `SchemaError` if it violates the schema.
-
-    Spellings of other tools are accepted (``Weights``, ``torch.float32``, ``"+inf"`` as text).
-    Missing columns get defaults: ``rank`` is 0, and no value was outside the counted range. In a
-    strict frame (``logframe(strict=True)``), rank and call become metadata again.
-    """
-    need_pandas("tap.viz.validate_logframe()")
-    return _normal(frame)
-
-
 def tensor_type(text: str) -> str | None:
     """Return the tensor type that a text means, or None.
 
@@ -113,202 +54,3 @@ def tensor_type(text: str) -> str | None:
 
 
 _TYPES = {spelling: k.value for k in KINDS for spelling in (k.value.lower(), f"{k.value.lower()}s")}
-
-
-def exponent(label: Hashable) -> int | float:
-    """Return the exponent that a column label names: an int, or an infinity.
-
-    >>> exponent("-3"), exponent("+inf"), exponent(4.0)
-    (-3, inf, 4)
-    """
-    value = float(label)  # type: ignore[arg-type]  # the caller handles ValueError and TypeError
-    if math.isinf(value):
-        return value
-    if not value.is_integer():
-        raise ValueError(label)
-    return int(value)
-
-
-# -- checking ------------------------------------------------------------------------------
-
-
-def _normal(frame: Any) -> pd.DataFrame:
-    import pandas as pd
-
-    if not isinstance(frame, pd.DataFrame):
-        raise SchemaError(f"a LogFrame is a pandas.DataFrame, not a {type(frame).__name__}")
-    if frame.columns.nlevels != 2:
-        raise SchemaError(
-            f"a LogFrame has columns of two levels, {', '.join(TOP)} on top; found "
-            f"{frame.columns.nlevels} level with {_few(frame.columns)}"
-        )
-    if not frame.columns.is_unique:
-        duplicates = frame.columns[frame.columns.duplicated()].unique()
-        raise SchemaError(f"duplicate columns: {_few(duplicates)}")
-    present = list(dict.fromkeys(frame.columns.get_level_values(0)))
-    lacking = [top for top in TOP if top not in present]
-    if lacking:
-        raise SchemaError(f"no columns below {_few(lacking)}; found {_few(present)} on top")
-    metadata, statistics = frame["metadata"], frame["scalar_stats"]
-    moved = [name for name in PLACES if name in statistics.columns and name not in metadata.columns]
-    metadata = metadata.assign(**{name: statistics[name] for name in moved})
-    parts: dict[tuple[str, Any], Any] = {
-        ("metadata", name): column for name, column in _metadata(metadata).items()
-    }
-    for label, column in statistics.drop(columns=moved).items():
-        parts["scalar_stats", label] = _numeric(column, f"('scalar_stats', {label!r})")
-    for label, column in _counts(frame["exponent_counts"]).items():
-        parts["exponent_counts", label] = column
-    normal = pd.concat(list(parts.values()), axis=1)
-    normal.columns = pd.MultiIndex.from_tuples(list(parts))
-    normal.attrs = dict(frame.attrs)
-    return normal
-
-
-def _metadata(frame: Any) -> dict[str, Any]:
-    import pandas as pd
-
-    lacking = [name for name in METADATA if name not in frame.columns]
-    if lacking:
-        hint = "; fill type with empty strings if you have none" if "type" in lacking else ""
-        raise SchemaError(
-            f"no column {_few([('metadata', name) for name in lacking])}; found "
-            f"{_few(frame.columns)} below metadata{hint}"
-        )
-    columns: dict[str, Any] = {}
-    for name in [*METADATA, *(c for c in frame.columns if c not in METADATA)]:
-        column = frame[name]
-        if name in _NUMBERS:
-            column = _integers(column, f"('metadata', {name!r})")
-        elif name in METADATA:
-            column = column.astype(object).where(column.notna(), "").astype(str)
-        columns[name] = column
-    columns["tensor_type"] = _translate(
-        columns["tensor_type"],
-        tensor_type,
-        f"unknown tensor_type {{}}; known are {', '.join(k.value for k in KINDS)}",
-    )
-    columns["dtype"] = _translate(
-        columns["dtype"], _dtype, "ml_dtypes.finfo does not know dtype {}"
-    )
-    if "rank" not in columns:
-        columns["rank"] = pd.Series(0, index=frame.index, dtype="int64")
-    return columns
-
-
-def _dtype(text: str) -> str | None:
-    name = text.rpartition(".")[2]  # torch.float32
-    return name if has_finfo(name) else None
-
-
-def _translate(column: Any, spell: Callable[[str], str | None], message: str) -> Any:
-    """Return a column with each of its texts in our spelling."""
-    spellings = {text: spell(text) for text in column.unique()}
-    unknown = [text for text, ours in spellings.items() if ours is None]
-    if unknown:
-        raise SchemaError(message.format(_few(unknown)))
-    return column.map(spellings) if any(k != v for k, v in spellings.items()) else column
-
-
-def _counts(frame: Any) -> dict[int | float, Any]:
-    import pandas as pd
-
-    columns: dict[int | float, Any] = {}
-    for label, column in frame.items():
-        try:
-            n = exponent(label)
-        except (ValueError, TypeError):
-            raise SchemaError(
-                f"('exponent_counts', {label!r}) is not an integer, -inf or +inf"
-            ) from None
-        if n in columns:
-            raise SchemaError(f"exponent {n} has two columns")
-        columns[n] = _integers(column, f"('exponent_counts', {label!r})")
-    if not any(isinstance(n, int) for n in columns):
-        raise SchemaError(f"no exponent below exponent_counts; found {_few(frame.columns)}")
-    for n in (-math.inf, math.inf):
-        if n not in columns:
-            columns[n] = pd.Series(0, index=frame.index, dtype="int64")
-    return dict(sorted(columns.items()))
-
-
-def _numeric(column: Any, name: str) -> Any:
-    import pandas as pd
-
-    if pd.api.types.is_numeric_dtype(column.dtype) or len(column) == 0:
-        return column
-    try:
-        return pd.to_numeric(column)
-    except (ValueError, TypeError):
-        raise SchemaError(f"{name} must hold numbers, found {_few(column.head(3))}") from None
-
-
-def _integers(column: Any, name: str) -> Any:
-    column = _numeric(column, name)
-    if len(column) and column.dtype.kind not in "iub":
-        empty = int(column.isna().sum())
-        if empty:
-            raise SchemaError(f"{name} has {empty} empty cells")
-        fractions = column[column % 1 != 0]
-        if len(fractions):
-            raise SchemaError(f"{name} must hold integers, found {_few(fractions.head(3))}")
-    return column.astype("int64")
-
-
-def _few(values: Iterable[object]) -> str:
-    words = [repr(value) for value in values]
-    return ", ".join(words[:8]) + (f" … ({len(words)})" if len(words) > 8 else "") or "nothing"
-
-
-# -- files ----------------------------------------------------------------------------------
-
-
-def _two_levels(frame: pd.DataFrame) -> pd.DataFrame:
-    """Restore pairs of labels, which pandas writes to Parquet as texts if there is no index."""
-    import pandas as pd
-
-    pairs = [re.fullmatch(r"\('(\w+)', '(.*)'\)", str(name)) for name in frame.columns]
-    if frame.columns.nlevels == 1 and pairs and all(pairs):
-        frame.columns = pd.MultiIndex.from_tuples([p.groups() for p in pairs if p])
-    return frame
-
-
-def _read_csv(path: Path) -> pd.DataFrame:
-    """Read two rows of headers and the rows; texts stay as they are: a layer may be called NA."""
-    import pandas as pd
-
-    opened = gzip.open if path.name.lower().endswith(".gz") else open
-    with opened(path, "rt", encoding="utf-8", newline="") as stream:
-        rows = csv.reader(stream)
-        top, below, first = next(rows, []), next(rows, []), next(rows, [])
-    if len(top) != len(below):
-        raise SchemaError(f"{path.name}: a LogFrame has two rows of headers, found one")
-    # the index, which pandas writes by default, has no label on top
-    kept = [i for i, word in enumerate(top) if word in TOP]
-    if not kept:
-        raise SchemaError(
-            f"{path.name}: the first row of headers names none of {', '.join(TOP)}; found "
-            f"{_few(dict.fromkeys(top))}"
-        )
-    # the name of an index takes a third row of headers
-    named = bool(first) and any(first) and not any(first[i] for i in kept)
-    texts = [i for i in kept if top[i] == "metadata" and below[i] not in _NUMBERS]
-    frame = pd.read_csv(
-        path,
-        header=None,
-        skiprows=3 if named else 2,
-        names=range(len(top)),
-        usecols=kept,
-        dtype=dict.fromkeys(texts, str),
-        keep_default_na=False,
-        na_values={i: ["", "nan", "NaN", "NA"] for i in kept if i not in texts},
-        **_exact_floats(pd.__version__),
-    )[kept]
-    frame.columns = pd.MultiIndex.from_tuples([(top[i], below[i]) for i in kept])
-    return frame
-
-
-def _exact_floats(version: str) -> dict[str, Any]:
-    """Return the option of `read_csv` that keeps every digit; pandas 3.1 does so by default."""
-    major, minor = (int(part) for part in version.split(".")[:2])
-    return {} if (major, minor) >= (3, 1) else {"float_precision": "round_trip"}

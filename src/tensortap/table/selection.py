@@ -12,8 +12,8 @@ import numpy as np
 
 from tensortap.core.errors import NotFound
 from tensortap.core.record import Kind
+from tensortap.table.columns import no_such
 from tensortap.table.logframe_schema import tensor_type
-from tensortap.table.messages import no_such
 from tensortap.table.table import Table
 
 _PARAMETERS = (Kind.WEIGHT.value, Kind.WEIGHT_GRADIENT.value, Kind.OPTIMISER_STATE.value)

@@ -1,4 +1,4 @@
-"""The sources of a table's rows: a run, records in memory, a LogFrame.
+"""The sources of a table's rows: a run, records in memory; a room adds the LogFrame.
 
 A source keeps its rows in blocks, in the order in which it first reported them. A block hands out
 columns of its rows as Arrow tables with the columns of the run format. Dropped records are no rows.
@@ -9,15 +9,15 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
 
-from tensortap.core.history import History
 from tensortap.core.record import Kind, Record, TensorData
+from tensortap.core.rooms import offer
 from tensortap.runs.arrow import column as arrow_column
 from tensortap.runs.arrow import numbers, row_indices
 from tensortap.runs.rows import COLUMNS, STATISTICS, number_of, row_of, schema
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 ALL_STATISTICS = [*STATISTICS, VALUE]
 _READERS = 2  # threads that read blocks: Arrow decodes without the interpreter lock
 _READ_AHEAD = 6  # blocks
-_READ_RECORDS = 1 << 15  # of a history at a time
 
 
 class RowBlock(Protocol):
@@ -114,7 +113,7 @@ def take_rows(blocks: Sequence[RowBlock], rows: Integers, columns: list[str]) ->
         for i in np.flatnonzero(np.diff(edges)).tolist()
     ]
     if not tables:
-        return _arrow_table([c for c in columns if c in COLUMNS], [], [])
+        return arrow_table([c for c in columns if c in COLUMNS], [], [])
     return pa.concat_tables(table.replace_schema_metadata(None) for table in tables)
 
 
@@ -266,72 +265,12 @@ class RecordSource:
         return len(self._records)
 
     def read(self, columns: list[str], start: int) -> pa.Table:
-        return _arrow_table(columns, self._records[start:], self._numbers[start:])
+        return arrow_table(columns, self._records[start:], self._numbers[start:])
 
     def take(self, rows: Integers, columns: list[str]) -> pa.Table:
         chosen = rows.tolist()
         records = [self._records[row] for row in chosen]
-        return _arrow_table(columns, records, [self._numbers[row] for row in chosen])
-
-
-class RecentRecords:
-    """The newest records of some kinds that a live session has received, as columns.
-
-    It takes them out of the history as they arrive. Once there are `most` of them, the older half
-    is dropped, and the table starts over.
-    """
-
-    statistics = ALL_STATISTICS
-    bounded = clipped = has_shards = False
-    columns = (
-        "name", "kind", "dtype", "step", "rank", "call", "seq", "time_ns", "shape",
-        "shard_offsets", "shard_placements", "digest", "number", "tags", *STATISTICS,
-    )  # fmt: skip
-
-    def __init__(self, history: History, kinds: Collection[Kind], most: int) -> None:
-        self._history, self._kinds, self._most = history, kinds, most
-        self._cursor = 0
-        self.blocks: Sequence[RowBlock] = []
-
-    def open(self) -> RecentRecords:
-        """Start over with the rows that there are now."""
-        self.outdated = False
-        return self
-
-    def refresh(self) -> None:
-        end = self._history.written
-        while self._cursor < end:
-            self._cursor, found = self._history.since(self._cursor, _READ_RECORDS)
-            records = [record for record in found if record.kind in self._kinds]
-            if records:
-                self._append(records)
-
-    def _append(self, records: list[Record]) -> None:
-        values = [number_of(record.value) for record in records]
-        block = _TableBlock(_arrow_table(list(self.columns), records, values))
-        self.blocks = [*self.blocks, block]
-        if sum(map(len, self.blocks)) > self._most:
-            self.outdated = True
-            while len(self.blocks) > 1 and sum(map(len, self.blocks)) > self._most // 2:
-                self.blocks = self.blocks[1:]
-
-
-class _TableBlock:
-    """Rows of an Arrow table."""
-
-    is_parallel = False
-
-    def __init__(self, table: pa.Table) -> None:
-        self._table = table
-
-    def __len__(self) -> int:
-        return int(self._table.num_rows)
-
-    def read(self, columns: list[str], start: int) -> pa.Table:
-        return self._table.select(columns).slice(start)
-
-    def take(self, rows: Integers, columns: list[str]) -> pa.Table:
-        return self._table.select(columns).take(row_indices(rows))
+        return arrow_table(columns, records, [self._numbers[row] for row in chosen])
 
 
 _PLAIN = frozenset(Record.__struct_fields__) - {"kind", "shard", "value", "stats", "tags"}
@@ -339,9 +278,8 @@ _SUMMARY = frozenset((*STATISTICS, "first_bin", "bins"))
 _encode = msgspec.msgpack.Encoder(enc_hook=lambda _: None).encode  # without large payloads
 
 
-def _arrow_table(
-    columns: list[str], records: list[Record], numbers: list[float | None]
-) -> pa.Table:
+def arrow_table(columns: list[str], records: list[Record], numbers: list[float | None]) -> pa.Table:
+    """Return columns of the run format of records; `numbers` are their values, where they are."""
     import pyarrow as pa
 
     fields = [schema().field(name) for name in columns]
@@ -366,69 +304,6 @@ def _cells(column: str, records: list[Record], numbers: list[float | None]) -> l
     return [row_of(record, None, [])[place] for record in records]
 
 
-# -- a LogFrame ------------------------------------------------------------------------------
-
-
-class FrameSource:
-    """The rows of a LogFrame, as it is now."""
-
-    bounded = outdated = has_shards = is_parallel = False
-    clipped = True
-
-    def __init__(self, frame: Any) -> None:
-        from tensortap.table.logframe_schema import TOP, validate_logframe
-
-        metadata, statistics, counts = (validate_logframe(frame)[top] for top in TOP)
-        self.blocks: Sequence[RowBlock] = (self,)
-        self.statistics = [str(name) for name in statistics]
-        # Optimiser_State.exp_avg is a kind, and a suffix of the name
-        kinds = metadata["tensor_type"].str.partition(".")
-        names = metadata["name"].where(kinds[2] == "", metadata["name"] + "." + kinds[2])
-        # infinities are counted above the range, and also as what they are
-        infinities = sum(statistics[n] for n in ("posinfs", "neginfs") if n in statistics)
-        self._columns = {
-            **{str(name): column.to_numpy(np.float64) for name, column in statistics.items()},
-            "name": names.to_numpy(),
-            "kind": kinds[0].to_numpy(),
-            **{name: metadata[name].to_numpy() for name in ("dtype", "step", "rank")},
-            "call": np.asarray(metadata.get("call", np.zeros(len(metadata), np.int64))),
-            "seq": np.arange(len(metadata)),
-            "below": counts[-np.inf].to_numpy(np.int64),
-            "above": (counts[np.inf] - infinities).to_numpy(np.int64),
-        }
-        self._counts = counts[[label for label in counts if isinstance(label, int)]]
-
-    def refresh(self) -> None:
-        """Do nothing: the frame was copied."""
-
-    def __len__(self) -> int:
-        return len(self._counts)
-
-    def read(self, columns: list[str], start: int) -> pa.Table:
-        return self.take(np.arange(start, len(self)), columns)
-
-    def take(self, rows: Integers, columns: list[str]) -> pa.Table:
-        import pyarrow as pa
-
-        return pa.table({name: self._cells(name, rows) for name in columns})
-
-    def _cells(self, name: str, rows: Integers) -> Any:
-        import pyarrow as pa
-
-        if name in ("number", "value", "tags"):  # it has statistics, no values and no tags
-            return pa.nulls(len(rows), schema().field(name).type)
-        if name not in ("first_bin", "bins"):
-            return self._columns[name][rows]
-        low, high = min(self._counts), max(self._counts)
-        if name == "first_bin":
-            return np.full(len(rows), low)
-        dense = np.zeros((len(rows), high - low + 1), np.int64)
-        for exponent, counts in self._counts.items():
-            dense[:, exponent - low] = counts.to_numpy(np.int64)[rows]
-        offsets = np.arange(len(rows) + 1, dtype=np.int32) * np.int32(dense.shape[1])
-        return pa.ListArray.from_arrays(offsets, dense.ravel())
-
-
 # -- any origin ------------------------------------------------------------------------------
 
 
@@ -446,7 +321,7 @@ def source_of(origin: Any) -> Callable[[], RowSource]:
     if since is not None:
         return lambda: RecordSource(_following(since), bounded=True, values=False)
     if hasattr(origin, "columns") and hasattr(origin, "attrs"):
-        return lambda: FrameSource(origin)
+        return lambda: offer("logframe rows")(origin)
 
     def unseen(count: int) -> Iterable[Record]:
         return itertools.islice(getattr(origin, "records", origin), count, None)

@@ -42,11 +42,11 @@ from tensortap.table.columns import (
     has_tag,
     mean_per_step,
     mixed,
+    no_such,
     numbers_of,
     statistic_array,
 )
 from tensortap.table.logframe_schema import KINDS
-from tensortap.table.messages import no_such
 from tensortap.table.numbering import distinct, stable_order
 from tensortap.table.shard_keys import ShardKeys
 from tensortap.table.sources import (

@@ -8,11 +8,17 @@ import pytest
 
 from tensortap import Kind, Summary, TensortapError
 from tensortap.core.record import Number, TensorData
+from tensortap.rooms.figures.colors import (
+    NAN_COLOR,
+    NEGINF_COLOR,
+    POSINF_COLOR,
+    THEMES,
+    color_table,
+)
+from tensortap.rooms.figures.reals import reals, shrink
 from tensortap.rooms.watch.films.frames import Painter, mode_for
 from tensortap.rooms.watch.films.picture import FrameContent
 from tensortap.rooms.watch.films.style import MODES, Style
-from tensortap.text.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, THEMES, color_table
-from tensortap.text.reals import reals, shrink
 from tests.watch.films.filming import draw, near, record
 
 RNG = np.random.default_rng(0)

@@ -13,9 +13,9 @@ import pytest
 
 import tensortap as tap
 from tensortap import Kind, TensortapError
+from tensortap.rooms.figures.colors import NAN_COLOR, color_table
 from tensortap.rooms.watch.films.recorder import film_name
 from tensortap.rooms.watch.films.video import FilmError
-from tensortap.text.colors import NAN_COLOR, color_table
 from tests.watch.films.filming import frames_of, near, record
 
 ROOT = Path(__file__).parents[3]

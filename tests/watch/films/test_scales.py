@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensortap import TensortapError
+from tensortap.rooms.figures.reals import nonempty
 from tensortap.rooms.watch.films.style import RangeFollower, cell_ticks, ticks
-from tensortap.text.reals import nonempty
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 

@@ -7,10 +7,16 @@ import itertools
 import numpy as np
 import pytest
 
+from tensortap.rooms.figures.colors import (
+    NAN_COLOR,
+    NEGINF_COLOR,
+    POSINF_COLOR,
+    color_table,
+    pixel_table,
+)
 from tensortap.rooms.watch.films.picture import ColorScale
 from tensortap.rooms.watch.films.style import Box, Style
 from tensortap.rooms.watch.films.surface import _LIGHTS, SurfaceView, drawn_over, lit_colors
-from tensortap.text.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, color_table, pixel_table
 from tests.watch.films.filming import draw, near
 
 WALLS = (1, 2, 3), (4, 5, 6)

@@ -22,6 +22,7 @@ from tensortap.rooms.compare.provenance import rows_of
 from tensortap.rooms.compare.report import CompareReport, Difference, gaps
 from tensortap.rooms.compare.result import Comparison
 from tensortap.rooms.compare.text import figures_of_row, lacks
+from tensortap.rooms.figures import reals
 from tensortap.rooms.figures.figures.panels import axis_id, axis_name, panel_grid, panel_title
 from tensortap.rooms.figures.figures.theme import LIGHT, layout, scale
 from tensortap.rooms.figures.figures.traces import flat_trace
@@ -37,7 +38,6 @@ from tensortap.rooms.figures.html_file import (
 )
 from tensortap.runs.assemble import Disagreement
 from tensortap.stats.conversion import as_real, is_number
-from tensortap.text import reals
 from tensortap.values.view import array_of
 
 PICTURES = 20  # differences whose tensors are drawn; each takes up to 66 kB

@@ -247,7 +247,7 @@ def tensor(
     """
     import numpy as np
 
-    from tensortap.text.reals import matrix_at
+    from tensortap.rooms.figures.reals import matrix_at
     from tensortap.values.view import array_of
 
     array = array_of(x)

@@ -14,5 +14,9 @@ ROOM = Room(
         Tab("tensors.js", 40),
     ),
     routes="tensortap.rooms.figures.routes:ROUTES",
-    offers={"page.curves": "tensortap.rooms.figures.figures.training:training_curves"},
+    offers={
+        "logframe rows": "tensortap.rooms.figures.logframe:FrameSource",
+        "page.curves": "tensortap.rooms.figures.figures.training:training_curves",
+        "terminal picture": "tensortap.rooms.figures.terminal:heatmap",
+    },
 )

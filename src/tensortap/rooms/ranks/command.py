@@ -28,9 +28,9 @@ def ranks(
     import msgspec
 
     from tensortap.rooms.ranks.findings import rank_findings
+    from tensortap.rooms.ranks.mesh import mesh_layout
     from tensortap.rooms.ranks.ranks import progress
     from tensortap.runs.run_reader import RunReader
-    from tensortap.table.mesh import mesh_layout
     from tensortap.table.table import Table, table_of
 
     reader = RunReader(run)

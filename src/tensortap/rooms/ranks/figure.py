@@ -19,8 +19,8 @@ from tensortap.rooms.figures.figures.theme import (
     theme_of,
 )
 from tensortap.rooms.figures.figures.traces import marks_trace
+from tensortap.rooms.ranks.mesh import MeshLayout, RankGroup, group_keys, rank_tree
 from tensortap.rooms.ranks.ranks import RankMatrix, over_names, over_steps
-from tensortap.table.mesh import MeshLayout, RankGroup, group_keys, rank_tree
 from tensortap.table.table import Table, locked
 
 if TYPE_CHECKING:

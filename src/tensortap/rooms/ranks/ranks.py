@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tensortap.core.record import Kind
-from tensortap.table.mesh import mesh_layout
+from tensortap.rooms.ranks.mesh import mesh_layout
 from tensortap.table.numbering import codes, distinct
 from tensortap.table.shard_keys import LAYOUT
 

@@ -7,7 +7,7 @@ from typing import Any
 from tensortap.page.responses import PageRequest, PageRoute
 from tensortap.rooms.figures.routes import DEFAULT_STATISTIC, at_or_before, kind_of, searched
 from tensortap.rooms.ranks.figure import ranks_figure
-from tensortap.table.mesh import mesh_layout
+from tensortap.rooms.ranks.mesh import mesh_layout
 
 
 def ranks(request: PageRequest) -> dict[str, Any]:

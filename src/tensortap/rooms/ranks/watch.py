@@ -46,7 +46,7 @@ class RankWatch:
         # late: most sessions have one rank, and these import NumPy and Arrow
         from tensortap.alerts import record_of
         from tensortap.rooms.ranks.findings import COMPARED, rank_findings, ranks_behind
-        from tensortap.table.sources import RecentRecords
+        from tensortap.rooms.ranks.recent import RecentRecords
         from tensortap.table.table import Table
 
         if self._table is None:

@@ -6,6 +6,6 @@ from tensortap.rooms import Room
 
 ROOM = Room(
     name="trace",
-    needs=("track",),
+    needs=("dump", "track"),
     offers={"export.formats": "tensortap.rooms.trace.hdf5.export:FORMATS"},
 )

@@ -6,7 +6,7 @@ from tensortap.rooms import Room
 
 ROOM = Room(
     name="watch",
-    needs=("track",),
+    needs=("figures", "track"),
     commands={"film": "tensortap.rooms.watch.command:film"},
     offers={"run.film": "tensortap.rooms.watch.films.film:film"},
 )

@@ -18,9 +18,9 @@ from tensortap.rooms.figures.figures.theme import (
     theme_of,
 )
 from tensortap.rooms.figures.figures.traces import flagged_cells, line_trace, marks_trace
+from tensortap.rooms.figures.reals import counts_of, nonempty
 from tensortap.stats import summarize_array
 from tensortap.stats.conversion import as_real, is_number
-from tensortap.text.reals import counts_of, nonempty
 from tensortap.text.tensors import number
 
 SIDE = 400  # largest number of tiles along a side

@@ -7,12 +7,12 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from tensortap.rooms.figures.colors import NAN
+from tensortap.rooms.figures.reals import shrink
 from tensortap.rooms.watch.films.canvas import Canvas
 from tensortap.rooms.watch.films.legend import draw_cell_axes, draw_color_bar
 from tensortap.rooms.watch.films.picture import ColorScale, FrameContent, Picture, color_indices
 from tensortap.rooms.watch.films.style import Box, FrameLayout, Style
-from tensortap.text.colors import NAN
-from tensortap.text.reals import shrink
 
 _SQUARE = 0.4  # cells are stretched if square ones would fill less of the room
 _WHOLE = 0.86  # a picture may shrink this much for cells of whole pixels

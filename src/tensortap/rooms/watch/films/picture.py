@@ -10,12 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.core.record import Record, Summary, TensorData
-from tensortap.rooms.watch.films.canvas import Canvas
-from tensortap.rooms.watch.films.style import FrameLayout, RangeFollower, Style
-from tensortap.runs.reader import value_of
-from tensortap.stats import summarize_array
-from tensortap.stats.conversion import is_number
-from tensortap.text.colors import (
+from tensortap.rooms.figures.colors import (
     DIVERGING,
     NAN,
     NEGINF,
@@ -25,7 +20,12 @@ from tensortap.text.colors import (
     color_table,
     pixel_table,
 )
-from tensortap.text.reals import Range, shares_of
+from tensortap.rooms.figures.reals import Range, shares_of
+from tensortap.rooms.watch.films.canvas import Canvas
+from tensortap.rooms.watch.films.style import FrameLayout, RangeFollower, Style
+from tensortap.runs.reader import value_of
+from tensortap.stats import summarize_array
+from tensortap.stats.conversion import is_number
 from tensortap.values.view import as_numpy
 
 

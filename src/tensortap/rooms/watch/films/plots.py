@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tensortap.rooms.figures.reals import Range, counts_of
 from tensortap.rooms.watch.films.canvas import Canvas
 from tensortap.rooms.watch.films.legend import draw_plot_axes
 from tensortap.rooms.watch.films.picture import FrameContent, Picture
@@ -20,7 +21,6 @@ from tensortap.rooms.watch.films.style import (
     as_shares,
     ticks,
 )
-from tensortap.text.reals import Range, counts_of
 from tensortap.text.tensors import number
 
 

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.core.errors import MissingExtra
+from tensortap.rooms.figures.colors import SEQUENTIAL, STEPS, color_table
+from tensortap.rooms.figures.reals import reals
 from tensortap.rooms.watch.films.canvas import Canvas
 from tensortap.rooms.watch.films.legend import draw_plot_axes
 from tensortap.rooms.watch.films.picture import FrameContent, Picture
@@ -25,8 +27,6 @@ from tensortap.rooms.watch.films.style import (
     as_shares,
     ticks,
 )
-from tensortap.text.colors import SEQUENTIAL, STEPS, color_table
-from tensortap.text.reals import reals
 
 _MAX_ROWS = {"pca": 4000, "tsne": 600}
 _MAX_FEATURES = 4096

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tensortap.core.errors import TensortapError
-from tensortap.text.colors import THEMES, FilmTheme, color_table, mixed, parse_color
-from tensortap.text.reals import Range, nonempty
+from tensortap.rooms.figures.colors import THEMES, FilmTheme, color_table, mixed, parse_color
+from tensortap.rooms.figures.reals import Range, nonempty
 from tensortap.text.tensors import number
 
 MODES = ("auto", "image", "surface", "histogram", "pca", "tsne")

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tensortap.rooms.figures.colors import NAN, Rgb, mixed, packed
+from tensortap.rooms.figures.reals import shares_of, shrink
 from tensortap.rooms.watch.films.canvas import Canvas
 from tensortap.rooms.watch.films.images import shrink_note
 from tensortap.rooms.watch.films.legend import draw_color_bar
 from tensortap.rooms.watch.films.picture import ColorScale, FrameContent, Picture, color_indices
 from tensortap.rooms.watch.films.style import Box, FrameLayout, Style
-from tensortap.text.colors import NAN, Rgb, mixed, packed
-from tensortap.text.reals import shares_of, shrink
 
 Array = NDArray[Any]
 

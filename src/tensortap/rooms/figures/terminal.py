@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
+from tensortap.rooms.figures import colors
+from tensortap.rooms.figures.reals import Range, matrix_at, nonempty, reals, shares_of, shrink
 from tensortap.stats.conversion import is_number
-from tensortap.text import colors
-from tensortap.text.reals import Range, matrix_at, nonempty, reals, shares_of, shrink
 from tensortap.text.tensors import number
 
 _SHADES = " ·░▒▓█"  # for terminals without color

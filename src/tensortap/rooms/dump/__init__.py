@@ -1,0 +1,1 @@
+"""Dump: one plain file per object."""
