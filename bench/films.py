@@ -29,7 +29,7 @@ def _tensors():
 
 
 def _records():
-    from tensortap import Kind, Record, TensorData
+    from tensortap.core.record import Kind, Record, TensorData
 
     return [
         Record(

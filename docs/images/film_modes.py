@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tensortap import Kind, Record, TensorData
+from tensortap.core.record import Kind, Record, TensorData
 from tensortap.rooms.watch.films.frames import Painter
 from tensortap.rooms.watch.films.style import Style
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import av
 import numpy as np
 
-from tensortap import Kind, Record, TensorData
 from tensortap.core.dtypes import name_of
+from tensortap.core.record import Kind, Record, TensorData
 from tensortap.rooms.watch.films.frames import Painter
 from tensortap.rooms.watch.films.style import Style
 
