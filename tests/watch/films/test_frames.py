@@ -6,8 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tensortap import Kind, Summary, TensortapError
-from tensortap.core.record import Number, TensorData
+from tensortap.core.record import Kind, Number, Summary, TensorData, TensortapError
 from tensortap.rooms.figures.colors import (
     NAN_COLOR,
     NEGINF_COLOR,
