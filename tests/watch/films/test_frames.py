@@ -6,7 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tensortap.core.record import Kind, Number, Summary, TensorData, TensortapError
+from tensortap.core.errors import TensortapError
+from tensortap.core.record import Kind, Number, Summary, TensorData
 from tensortap.rooms.figures.colors import (
     NAN_COLOR,
     NEGINF_COLOR,
