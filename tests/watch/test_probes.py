@@ -84,7 +84,7 @@ def test_watching_sees_what_was_listed(tmp_path):
     model, x = Net(), torch.randn(3, 4)
     said = tap.rooms.watch.list_probes(model, x)
     notes = Notes(tmp_path / "notes")
-    with tap.watch(model, notes, what="both", rate=None, start_method="fork"):
+    with tap.watch(model, notes, kind="both", rate=None, start_method="fork"):
         model(x.clone()).sum().backward()
     modules = [p for p in said if p.type != "Parameter"]
     assert notes.names == sorted(p.name for p in modules if p.output)

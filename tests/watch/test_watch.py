@@ -102,7 +102,7 @@ def test_lists_modules_and_patterns(watch, notes):
 def test_outputs_gradients_or_both(watch, notes, inplace):
     model = small(inplace)
     grads = {}
-    watcher = watch({"m": model}, what="both")
+    watcher = watch({"m": model}, kind="both")
     h = model[0](torch.randn(5, 3))
     before = h.tolist()
     if not inplace:
@@ -121,7 +121,7 @@ def test_outputs_gradients_or_both(watch, notes, inplace):
     assert {r["step"] for r in found.records} == {0}
     watcher.close()
     notes.path.unlink()
-    watcher = watch({"m": model}, what="gradients")
+    watcher = watch({"m": model}, kind="gradients")
     model(torch.randn(5, 3)).sum().backward()
     assert {r["kind"] for r in seen(watcher, notes).records} == {"Gradient"}
 
@@ -140,7 +140,7 @@ class Odd(nn.Module):
 @pytest.mark.usefixtures("no_errors")
 def test_outputs_of_any_structure_are_unchanged(watch, notes):
     model = Odd()
-    watcher = watch({"odd": model}, what="both")
+    watcher = watch({"odd": model}, kind="both")
     x = torch.ones(2, requires_grad=True)
     assert model(x, "none") is None
     one, nothing, (two,) = model(x, "tuple")
@@ -160,7 +160,7 @@ def test_outputs_of_any_structure_are_unchanged(watch, notes):
 def test_parameters(watch, notes):
     model = small()
     frozen = nn.Parameter(torch.ones(2), requires_grad=False)
-    watcher = watch({"w": model[0].weight, "frozen": frozen}, what="both")
+    watcher = watch({"w": model[0].weight, "frozen": frozen}, kind="both")
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     values, grads = [], []
     for _ in range(3):
@@ -189,7 +189,7 @@ def test_tensors_give_their_gradients(watch, notes):
     watcher.close()
     assert not leaf._backward_hooks
     notes.path.unlink()
-    watcher = watch([leaf], what="both")
+    watcher = watch([leaf], kind="both")
     (leaf * 5).sum().backward()
     assert [(r["kind"], r["value"]) for r in seen(watcher, notes).records] == [
         ("Value", [1.0, 1.0]), ("Gradient", [5.0, 5.0]),
@@ -287,7 +287,7 @@ def test_rate_limits_each_name_before_anything_is_copied(watch, notes, monkeypat
         watch_observer.arrays, "snapshot", lambda *args: copied.append(args) or snapshot(*args)
     )
     model = small()
-    watcher = watch({"m": model}, rate=0.001, what="both", transform=lambda t: t)
+    watcher = watch({"m": model}, rate=0.001, kind="both", transform=lambda t: t)
     for _ in range(20):
         model(torch.randn(2, 3)).sum().backward()
         watcher.catch(1.0, "x")
@@ -300,7 +300,7 @@ def test_rate_limits_each_name_before_anything_is_copied(watch, notes, monkeypat
 
 def test_every_selects_calls_of_a_name(watch, notes):
     model = small()
-    watcher = watch({"m": model}, every=4, what="both", rate="auto")
+    watcher = watch({"m": model}, every=4, kind="both", rate="auto")
     for _ in range(10):  # as fast as it gets
         model(torch.randn(2, 3)).sum().backward()
         watcher.catch(1.0, "x")
@@ -418,8 +418,8 @@ def test_several_watchers(watch, tmp_path, notes):
 def test_attached_targets_have_their_own_options(watch, notes):
     model = small()
     first = watch({"a": model[0]})
-    first.attach({"b": model}, what="both", transform=lambda t: t.sum(), include=r"b\.2")
-    first.attach({"c": model[2]}, what="gradients")
+    first.attach({"b": model}, kind="both", transform=lambda t: t.sum(), include=r"b\.2")
+    first.attach({"c": model[2]}, kind="gradients")
     first.message = "epoch 3"
     model(torch.randn(1, 3)).sum().backward()
     found = {(r["name"], r["kind"]): r for r in seen(first, notes).records}
@@ -430,7 +430,7 @@ def test_attached_targets_have_their_own_options(watch, notes):
     assert found["c", "Gradient"]["shape"] != []
     assert {r["tags"]["message"] for r in found.values()} == {"epoch 3"}
     with pytest.raises(ValueError, match="'gradients' or 'both', got 'all'"):
-        first.attach({"d": model[1]}, what="all")
+        first.attach({"d": model[1]}, kind="all")
     first.enabled = False
     model(torch.randn(1, 3)).sum().backward()
     assert len(seen(first, notes).records) == 4
@@ -446,7 +446,7 @@ def test_attached_targets_have_their_own_options(watch, notes):
 def test_selected_ranks_watch(watch, notes, monkeypatch, ranks, rank, watches):
     monkeypatch.setattr("tensortap.core.ranks._launched", (int(rank), 4))
     model = nn.Linear(2, 2)
-    watcher = watch({"fc": model}, ranks=ranks)
+    watcher = watch({"fc": model}, rank=ranks)
     model(torch.ones(1, 2))
     assert (watcher.pid is not None) == watches  # otherwise there is not even a process
     assert [r["rank"] for r in seen(watcher, notes).records] == [int(rank)] * watches
@@ -454,7 +454,7 @@ def test_selected_ranks_watch(watch, notes, monkeypatch, ranks, rank, watches):
 
 def test_rejects_invalid_ranks():
     with pytest.raises(TypeError, match="several ranks, or 'all', got 'first'"):
-        tap.watch(on_record=print, ranks="first")
+        tap.watch(on_record=print, rank="first")
 
 
 @pytest.mark.usefixtures("no_errors")
@@ -534,7 +534,7 @@ def train(autocast, watch=None, **options):
     opt = torch.optim.AdamW(model.parameters(), lr=0.01)
     watcher = None
     if watch:
-        watcher = watch({"net": model, "w": model.inp.weight}, what="both", **options)
+        watcher = watch({"net": model, "w": model.inp.weight}, kind="both", **options)
     losses = []
     for _ in range(6):
         opt.zero_grad()
@@ -612,7 +612,7 @@ def test_hooks_are_removed_whatever_is_raised(watch, notes, error):
 def test_keeps_no_references(watch):
     model = small()
     leaf = torch.ones(2, requires_grad=True)
-    watcher = watch({"m": model, "w": model[0].weight, "leaf": leaf}, what="both")
+    watcher = watch({"m": model, "w": model[0].weight, "leaf": leaf}, kind="both")
     x = torch.randn(2, 3)
     y = model(x)
     (y.sum() * leaf.sum()).backward()
@@ -638,7 +638,7 @@ def test_hooks_do_not_accumulate_on_a_reused_output(watch, notes):
             return self.w
 
     model = Same()
-    watcher = watch({"same": model}, what="gradients")
+    watcher = watch({"same": model}, kind="gradients")
     for _ in range(5):
         (model() * 2).sum().backward()
     assert len(model.w._backward_hooks) == 1
@@ -757,7 +757,7 @@ def test_disabled_capturing_starts_no_worker(watch):
 def test_compiled_model(watch, notes):
     torch._dynamo.reset()
     model = small()
-    watcher = watch({"m": model}, what="both")
+    watcher = watch({"m": model}, kind="both")
     compiled = torch.compile(model, backend="eager")
     for _ in range(2):
         compiled(torch.randn(2, 3)).sum().backward()

@@ -148,11 +148,11 @@ def test_rejects_fork_after_cuda(monkeypatch):
         ({"start_method": "thread"}, "'spawn' or 'fork'"),
         ({"rate": 0}, "rate must be greater than 0, got 0"),
         ({"timeout": 0}, "timeout must be greater than 0, got 0"),
-        ({"what": "all"}, "what must be 'outputs', 'gradients' or 'both'"),
+        ({"kind": "all"}, "kind must be 'outputs', 'gradients' or 'both'"),
         ({"rate": "fast"}, "rate must be a number"),
         ({"name": 5}, "name must be a string"),
         ({"transform": 5}, "transform must be callable"),
-        ({"ranks": 1.5}, "ranks must be a rank, several ranks, or 'all'"),
+        ({"rank": 1.5}, "rank must be a rank, several ranks, or 'all'"),
     ],
 )
 def test_rejects_invalid_options(options, message):

@@ -77,15 +77,15 @@ _lock = threading.Lock()
 
 
 @checked
-def init(folder: str | Path = "runs", *, durable: bool = False) -> Path:
-    """Start a run in a new folder below `folder`; it keeps everything captured from now on.
+def init(to: str | Path = "runs", *, durable: bool = False) -> Path:
+    """Start a run in a new folder below `to`; it keeps everything captured from now on.
 
     All ranks of a job share the folder, which is named after the time. With `durable`, what a
     flush has confirmed survives even a power failure. An open run is finished first. Returns the
     folder of the run. If the disk is full, that is logged, and training continues without a run.
     """
     global _open, _registered, _full
-    path = Path(folder)
+    path = Path(to)
     with _lock:
         _finish()
         rank, world_size = ranks.rank_and_world_size()

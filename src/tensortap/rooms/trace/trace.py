@@ -207,7 +207,7 @@ def _resolver(target: Any) -> tuple[Any, Resolver]:
 
 
 def trace(
-    target: Any,
+    model: Any,
     paths: str | Sequence[str],
     *,
     every: int = 1,
@@ -223,7 +223,7 @@ def trace(
 ) -> Tracer:
     """Trace local variables: ``with tap.trace(model, ["blocks.*.forward.scores"]) as tracer: …``.
 
-    `target` is a model, any object, or a function. A path consists of modules, a function, a
+    `model` is a model, any object, or a function. A path consists of modules, a function, a
     name in it, and attributes, keys and indices of its value; a function or module alone stands
     for what it returns. ``*`` stands for one segment, ``**`` for any number.
 
@@ -251,4 +251,4 @@ def trace(
     paths = [paths] if isinstance(paths, str) else list(paths)
     if not paths:
         raise ValueError("paths must not be empty: name what to trace, like 'blocks.*.forward.x'")
-    return Tracer(target, paths, options)
+    return Tracer(model, paths, options)

@@ -52,8 +52,8 @@ def watch(
     daemon: bool = False,
     transform: Transform | None = None,
     name: str | None = None,
-    what: str | None = None,
-    ranks: int | str | Iterable[int] = 0,
+    kind: str | None = None,
+    rank: int | str | Iterable[int] = 0,
     enabled: bool = True,
     include: NamePattern = None,
     exclude: NamePattern = None,
@@ -62,15 +62,15 @@ def watch(
 
     `targets` are a torch model or module (with all modules in it), a parameter, a tensor (its
     gradients), or a list or dict of them. `recorder` is a `tap.Recorder`, or a function of a
-    record like `on_record`; it runs in the worker, and `on_close` at its end. `what` is "outputs"
+    record like `on_record`; it runs in the worker, and `on_close` at its end. `kind` is "outputs"
     (the default), "gradients" or "both". `every` captures each n-th call of a name. At most `rate`
     records per second are captured of each name (by default 20, or with `every` any number), and
     newer ones replace those that wait. `transform` runs in this process, before
     anything is copied. `timeout` limits the time that `close`, or a worker whose program has died,
     may take. `start_method` is "spawn" or "fork"; by default a function of the main module, which a
     spawned worker cannot import, is forked. With `daemon`, the program ends without waiting for
-    the worker, which finishes on its own. Rank 0 watches, or the given `ranks`, or
-    ``ranks="all"``. A worker that dies is reported, and training continues.
+    the worker, which finishes on its own. Rank 0 watches, or the given `rank`, several, or
+    ``rank="all"``. A worker that dies is reported, and training continues.
     """
     function = recorder if on_record is None else on_record
     if function is None or (recorder is not None and on_record is not None):
@@ -79,9 +79,9 @@ def watch(
     per_second = _rate(rate, every)
     _check_options(function, on_close, per_second, timeout, name)
     selection = WatchSelection().updated(
-        what=what, include=include, exclude=exclude, transform=transform
+        kind=kind, include=include, exclude=exclude, transform=transform
     )
-    watching_ranks = _selected_ranks(ranks)
+    watching_ranks = _selected_ranks(rank)
     waiting = _MAX_WAITING
     if per_second is not None:
         waiting = int(min(max(_MIN_WAITING, 2 * per_second), _MAX_WAITING))
@@ -129,16 +129,16 @@ def _check_options(function: Any, on_close: Any, rate: Any, timeout: Any, name: 
         check_text("name", name)
 
 
-def _selected_ranks(ranks: Any) -> frozenset[int] | None:
+def _selected_ranks(rank: Any) -> frozenset[int] | None:
     """Return the ranks that watch; None stands for all."""
-    if ranks == "all":
+    if rank == "all":
         return None
-    single = isinstance(ranks, (int, str)) or not isinstance(ranks, Iterable)
-    selected = frozenset([ranks] if single else ranks)
+    single = isinstance(rank, (int, str)) or not isinstance(rank, Iterable)
+    selected = frozenset([rank] if single else rank)
     if not selected:
-        raise ValueError("ranks must not be empty: name a rank, or 'all'")
+        raise ValueError("rank must not be empty: name a rank, or 'all'")
     if not all(isinstance(rank, int) for rank in selected):
-        raise TypeError(f"ranks must be a rank, several ranks, or 'all', got {ranks!r:.80}")
+        raise TypeError(f"rank must be a rank, several ranks, or 'all', got {rank!r:.80}")
     return selected
 
 

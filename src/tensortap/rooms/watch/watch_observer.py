@@ -52,7 +52,7 @@ class Probe(NamedTuple):
 class WatchSelection(NamedTuple):
     """Options of the hooks of one target: what they capture, and how they transform it."""
 
-    what: str = "outputs"
+    kind: str = "outputs"
     include: NamePattern = None
     exclude: NamePattern = None
     transform: Transform | None = None
@@ -61,7 +61,7 @@ class WatchSelection(NamedTuple):
         """Return the selection with the options that are not None; raise if one is invalid."""
         given = {option: value for option, value in options.items() if value is not None}
         selection = self._replace(**given)
-        check_choice("what", selection.what, tuple(_KINDS))
+        check_choice("kind", selection.kind, tuple(_KINDS))
         if selection.transform is not None:
             check_callable("transform", selection.transform)
         return selection
@@ -134,7 +134,7 @@ class RateLimitedObserver:
     def _select(self, selection: WatchSelection) -> None:
         self._selection = selection
         self._transform = selection.transform
-        kinds = frozenset(_KINDS[selection.what])
+        kinds = frozenset(_KINDS[selection.kind])
         patterns = Patterns(selection.include, selection.exclude, kinds)
         self.kinds = patterns.kinds
         self.wants = patterns.wants

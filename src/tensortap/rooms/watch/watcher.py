@@ -70,7 +70,7 @@ class Watcher:
         self,
         targets: Any,
         *,
-        what: str | None = None,
+        kind: str | None = None,
         transform: Transform | None = None,
         include: NamePattern = None,
         exclude: NamePattern = None,
@@ -82,7 +82,7 @@ class Watcher:
         if self._closed:
             raise RuntimeError(f"the watcher {self.name!r} is closed: call tap.watch(...) again")
         observer = self._observer.with_options(
-            what=what, transform=transform, include=include, exclude=exclude
+            kind=kind, transform=transform, include=include, exclude=exclude
         )
         if isinstance(targets, (Mapping, list, tuple)) and not targets:
             raise ValueError("targets must not be empty: name what to watch")
