@@ -10,9 +10,13 @@ import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tensortap.core.rooms import GROUP, MissingRoom, load, offer, rooms
+import tensortap as tap
+from tensortap.core.errors import MissingRoom
+from tensortap.core.rooms import GROUP, Room, load, offer, rooms
+from tests import stranger
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src/tensortap"
@@ -157,3 +161,19 @@ def test_what_a_room_names_exists(room):
 def test_a_missing_room_is_named():
     with pytest.raises(MissingRoom, match=r"'nothing\.such'"):
         offer("nothing.such")
+
+
+def test_frameworks_and_sinks_of_other_packages(monkeypatch, tmp_path):
+    mine = Room(
+        name="mine",
+        offers={"frameworks": "tests.stranger:FRAMEWORK", "sinks": "tests.stranger:sink"},
+    )
+    everything = {**rooms(), "mine": mine}
+    monkeypatch.setattr("tensortap.core.rooms.rooms", lambda: everything)
+    path = tap.init(tmp_path)
+    tap.catch(stranger.Quantity(np.arange(3.0)), "length")
+    tap.finish()
+    found = tap.open(path).get("length")
+    assert type(found) is stranger.Quantity
+    assert found.array.tolist() == [0, 1, 2]
+    assert [record.name for record in stranger.sinks[-1].records] == ["length"]

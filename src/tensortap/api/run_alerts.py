@@ -19,7 +19,7 @@ _CHUNK = 1 << 14  # rows of which records are made at a time
 
 
 class AlertFinder(Protocol):
-    """What a room offers as ``run.alerts``, made of a table: it finds alerts in stored records."""
+    """Finds alerts in the stored records of a table; rooms offer one as ``run.alerts``."""
 
     @property
     def rules(self) -> tuple[str, ...]:

@@ -47,13 +47,20 @@ class OpenRun:
                 log.warning("tensortap: cannot write into %s: %s", path, error)
             else:
                 self.keepers += [] if keeper is None else [keeper]
-        pipeline.attach(self.queue)
+        self._queues = [self.queue]
+        for make in offers("sinks"):  # of other packages: they get every record, too
+            queue = Queue(make(self), budget=buffer_size(), overflow="newest", name="sink")
+            self._queues.append(queue)
+        for queue in self._queues:
+            pipeline.attach(queue)
 
     def finish(self) -> None:
         """Write the rest and the receipt, and mark the run as ended."""
-        pipeline.detach(self.queue)
+        for queue in self._queues:
+            pipeline.detach(queue)
         try:
-            self.queue.close(_END)
+            for queue in self._queues:
+                queue.close(_END)
             self._write_receipt(pipeline.receipt())  # now: what could not be written is counted
             for keeper in self.keepers:
                 keeper.close()

@@ -15,8 +15,8 @@ from tensortap.core.buffers import Pool
 from tensortap.core.errors import CaptureError
 from tensortap.core.record import Blob, Fields, Items, Mapping, Number, Opaque, Value
 from tensortap.core.values import DEPTH
-from tensortap.values.protocol import Adapter, Path, Snapshot, type_name
-from tensortap.values.registry import loaded_frameworks
+from tensortap.values.protocol import Adapter, Framework, Path, Snapshot, type_name
+from tensortap.values.registry import loaded_frameworks, offered_frameworks
 
 _MAX_CACHED = 4096  # classes; a program that keeps making classes must not fill the memory
 _REPR = 500  # characters of an object's repr that are kept
@@ -26,13 +26,19 @@ def adapter_of(cls: type) -> Adapter:
     """Return the adapter for the values of a class."""
     adapter = CACHED.get(cls)
     if adapter is None:
-        found = (framework.adapter(cls) for framework in loaded_frameworks())
-        adapter = next(filter(None, found), None) or _container(cls) or _scalar(cls) or _OPAQUE
+        adapter = _of(loaded_frameworks(), cls) or _container(cls) or _scalar(cls)
+        # last: to search for other packages takes milliseconds
+        adapter = adapter or _of(offered_frameworks(), cls) or _OPAQUE
         if len(CACHED) >= _MAX_CACHED:
             CACHED.clear()
             CACHED.update(_SCALARS)
         CACHED[cls] = adapter
     return adapter
+
+
+def _of(frameworks: Iterable[Framework], cls: type) -> Adapter | None:
+    """Return the adapter of the first framework that knows a class."""
+    return next(filter(None, (framework.adapter(cls) for framework in frameworks)), None)
 
 
 def _container(cls: type) -> Adapter | None:

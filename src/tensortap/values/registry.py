@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 from tensortap.core.errors import WireError
+from tensortap.core.rooms import offers
 from tensortap.values.protocol import Framework
 
 # Folder of each framework, and the class that exists once the framework has been imported. While
@@ -46,9 +47,17 @@ def _is_loaded(name: str) -> bool:
 def framework_named(name: str) -> Framework:
     """Return a framework by the name of its folder, importing it if necessary."""
     if name not in _FRAMEWORKS:
+        for framework in offered_frameworks():
+            if framework.name == name:
+                return framework
         raise WireError(f"no framework is called {name[:40]!r}")
     found: Framework = importlib.import_module(f"tensortap.values.{name}.adapter").FRAMEWORK
     return found
+
+
+def offered_frameworks() -> Iterator[Framework]:
+    """Yield the frameworks that other packages bring: what rooms offer as ``frameworks``."""
+    yield from offers("frameworks")
 
 
 def parts(package: str) -> Iterator[ModuleType]:

@@ -578,7 +578,7 @@ def test_names_are_sanitized_for_the_terminal(server, bystander, raw, manner, ca
     raw.receive_a(wire.Ack)
     monkeypatch.setattr(live, "_session", live.Session(server))
     live.summary()
-    live.describe(name)
+    live.current().describe(name)
     printed = capsys.readouterr().out
     text = shown(server) + printed
     for evil in ("\x1b[2J", "\x1b]", "\x07", "\x00", "\x9b", "\u202e", "\u2028", "\x85"):

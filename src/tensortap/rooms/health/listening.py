@@ -1,4 +1,4 @@
-"""What health looks at in the steps of a tracked model: analyses, and rules over steps."""
+"""The listeners of health to the steps of a tracked model: analyses, and rules over steps."""
 
 from __future__ import annotations
 
