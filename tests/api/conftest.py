@@ -22,7 +22,7 @@ class NoProvenance:
 @pytest.fixture(autouse=True, scope="module")
 def no_provenance():
     with pytest.MonkeyPatch.context() as patch:
-        collect = importlib.import_module("tensortap.rooms.provenance.collect")
+        collect = importlib.import_module("tensortap.rooms.provenance.keeper")
         patch.setattr(collect, "Keeper", NoProvenance)
         yield
 

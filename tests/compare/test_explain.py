@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tensortap.rooms.compare import explain
+from tensortap.rooms.compare.explain import explain
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((6, 8)).astype(np.float32)

@@ -95,7 +95,7 @@ def test_reads_the_limit_of_a_container_at_the_root_of_its_mount(files):
 def test_respects_the_limit_of_the_address_space():
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
-        "from tensortap import limits\n"
+        "from tensortap.core import limits\n"
         "print(limits.total_memory(), limits.available_memory(), limits.parse_size('10%'))"
     )
     source = Path(__file__).parents[2] / "src"

@@ -146,7 +146,7 @@ print("PORT", server.address.port, flush=True)
 tap.status()
 print("RETURNED", server.alive, flush=True)
 input()
-print("HELD", server.history.written, tap.get("x"), flush=True)
+print("HELD", server.server.history.written, tap.get("x"), flush=True)
 """
     env = dict(os.environ, PYTHONPATH=str(ROOT / "src"), TERM="xterm", COLUMNS="100")
     pid, terminal = pty.fork()

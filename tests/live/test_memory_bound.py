@@ -158,7 +158,7 @@ def test_eviction_is_shown(capsys, run, monkeypatch):
         assert gone >= 17
         assert f"{gone} older records evicted" in shown
         assert f"(+{gone} evicted)" in shown
-        live.describe("x")
+        live.current().describe("x")
         assert f"{gone} evicted" in capsys.readouterr().out
     finally:
         server.close()

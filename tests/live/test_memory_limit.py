@@ -22,7 +22,7 @@ TRAINING = """
     import json, sys
     import numpy as np
     import tensortap as tap
-    from tensortap import limits
+    from tensortap.core import limits
 
     value = np.ones(16 << 20, np.float32)  # 64 MiB
     for step in range(int(sys.argv[1])):

@@ -212,7 +212,7 @@ def test_error_does_not_end_the_keeper(repo, run, monkeypatch, caplog):
         raise RuntimeError("broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["tensortap.rooms.provenance.collect"], "packages_info", broken)
+        patch.setattr(sys.modules["tensortap.rooms.provenance.keeper"], "packages_info", broken)
         keeper = Keeper(run, start=repo.path, interval=0.0)
         assert keeper.wait(60)
     assert names(run) == FILES - {"packages.json"}

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tensortap.rooms.provenance.collect import _patches_of
 from tensortap.rooms.provenance.git import collect_git, repository_info
+from tensortap.rooms.provenance.keeper import _patches_of
 from tensortap.rooms.provenance.redact import Redactor
 from tests.provenance.conftest import SRC, Repo, tree
 

@@ -57,13 +57,14 @@ class Room:
 
 
 def load(address: Address) -> Any:
-    """Import an object by its address.
+    """Import an object by its address; without a name it is the module.
 
     >>> load("math:pi")
     3.141592653589793
     """
     module, _, name = address.partition(":")
-    return getattr(importlib.import_module(module), name)
+    found = importlib.import_module(module)
+    return getattr(found, name) if name else found
 
 
 @functools.cache

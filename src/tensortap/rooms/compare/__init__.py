@@ -1,26 +1,22 @@
-"""Compare two values, files or runs, and say where they differ.
-
-The package shares its name with the verb `tap.compare`, so the package itself is callable.
-"""
+"""Compare: two values, files or runs, and where they differ first."""
 
 from __future__ import annotations
 
-import sys
-import types
-from typing import Any
+from typing import TYPE_CHECKING
 
-from tensortap.rooms.compare.api import compare
-from tensortap.rooms.compare.explain import Explanation, explain
-from tensortap.rooms.compare.result import Comparison
-from tensortap.rooms.compare.values import compare_values
+from tensortap.core.rooms import lazy
 
-__all__ = ["Comparison", "Explanation", "compare", "compare_values", "explain"]
+if TYPE_CHECKING:
+    from tensortap.rooms.compare import testing
+    from tensortap.rooms.compare.result import Comparison
+    from tensortap.rooms.compare.values import compare_values
 
-
-class _Callable(types.ModuleType):
-    # importing any module of this package sets `tensortap.rooms.compare` to the package
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        return compare(*args, **options)
-
-
-sys.modules[__name__].__class__ = _Callable
+__all__ = ["Comparison", "compare_values", "testing"]
+__getattr__ = lazy(
+    __name__,
+    {
+        "Comparison": "tensortap.rooms.compare.result:Comparison",
+        "compare_values": "tensortap.rooms.compare.values:compare_values",
+        "testing": "tensortap.rooms.compare.testing",
+    },
+)

@@ -18,7 +18,7 @@ def reproduce(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Create a folder with the code, packages, environment and command of a run."""
-    from tensortap.rooms.provenance.reproduce import reproduce as make
+    from tensortap.rooms.provenance.reproduction import reproduce as make
 
     made = make(run, out, repo=repo, say=message)
     if as_json:

@@ -9,5 +9,5 @@ ROOM = Room(
     commands={"reproduce": "tensortap.rooms.provenance.command:reproduce"},
     tabs=(Tab("provenance.js", 100),),
     routes="tensortap.rooms.provenance.routes:ROUTES",
-    offers={"run.opened": "tensortap.rooms.provenance.collect:keep_provenance"},
+    offers={"run.opened": "tensortap.rooms.provenance.keeper:keep_provenance"},
 )

@@ -88,7 +88,10 @@ class Style:
         if self.colormap != "auto":
             color_table(self.colormap)
         if self.legend_color is not None:
-            parse_color(self.legend_color)
+            try:
+                parse_color(self.legend_color)
+            except TensortapError as error:
+                raise TensortapError(f"legend_color: {error}") from None
 
     @property
     def colors(self) -> FilmTheme:
