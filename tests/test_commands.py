@@ -40,11 +40,10 @@ WRONG = {
     "export": {"--names": "(", "--to": "excel"},
     "film": {
         "--mode": "x", "--size": "x 0x0 -1x3 99999x99999", "--fps": "x 0 -1 nan",
-        "--range": "x 1,x 1,2,3 2,1 nan,1", "--colormap": "x", "--theme": "x",
-        "--legend-color": "x", "--rank": "x 99 -1",
+        "--range": "x 1,x 1,2,3 2,1 nan,1", "--rank": "x 99 -1",
         "--kind": "x Weight", "--steps": "x 9:3 99:",
     },
-    "reproduce": {"--out": "{folder} {file}", "--repo": "{new}", "--version": "x 99 -1"},
+    "reproduce": {"--out": "{folder} {file}", "--repo": "{new}"},
     "serve": {
         "--host": "no.such.host.invalid 999.1.1.1", "--port": "x -1 70000",
         "--memory": "x 0 -1 0% 999% -5GB", "--save": "{file} {file}/a",

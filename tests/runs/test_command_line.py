@@ -78,8 +78,8 @@ def test_ranks(tmp_path):
     )
     made.close()
     out, _ = tensortap(tmp_path, "ranks", made.path, code=1)
-    assert "rank 2 has another w (Weight) than the other 2, at step 1" in out
-    assert "ranks 0, 2 differ in w (Weight), from step 2 to 3" in out  # of two, none is right
+    assert "rank 2 has another w (Weight) than the other 2 since step 1" in out
+    assert "w (Weight) differs between ranks 0, 2 since step 2, without a majority" in out
     found = json.loads(tensortap(tmp_path, "ranks", made.path, "--json", code=1)[0])
     assert [(r["rank"], r["last_step"], r["behind"]) for r in found["ranks"]] == [
         (0, 3, 0), (1, 1, 2), (2, 3, 0),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from tensortap.live.questions import Overview
     from tensortap.live.server import Server
+    from tensortap.rooms.compare.report import CompareReport
 
 STEPS = 200
 _LIMIT = 120.0
@@ -51,11 +52,11 @@ def demo(
         good, cost = _watched(console, steps, target / "runs")
         console.rule(f"the same training again; one layer loses digits from step {bug}")
         bad, _ = _result(_train(steps, target / "runs", bug, "127.0.0.1:9"))  # nobody listens there
-    _compare(console, good, bad, target / "compare.html")
+    found = _compare(console, good, bad)
     _alerts(console, bad)
     films = _film(console, good, target / "film.mp4")
-    reports = _report(console, good, target / "report.html")
-    pages = [target / "compare.html", *reports, *films]
+    reports = _reports(console, found, good, target)
+    pages = [*reports, *films]
     console.rule("tap.receipt(): what it cost the first training")
     console.print(cost, soft_wrap=True)
     _print_next_steps(console, good, bad, pages)
@@ -165,15 +166,14 @@ def _use(console: Console, server: Server) -> None:
     console.print(f"first capture is {moved:.4f}")
 
 
-def _compare(console: Console, good: Path, bad: Path, page: Path) -> None:
-    from tensortap.rooms.compare.html import write_html
+def _compare(console: Console, good: Path, bad: Path) -> CompareReport:
     from tensortap.rooms.compare.runs import compare_runs
     from tensortap.rooms.compare.text import report_text
 
     console.rule("tap.compare(): the first difference")
     found = compare_runs(good, bad)
     console.print(report_text(found, 3))
-    write_html(found, page)
+    return found
 
 
 def _alerts(console: Console, run: Path) -> None:
@@ -205,16 +205,17 @@ def _film(console: Console, run: Path, target: Path) -> list[Path]:
     return [target]
 
 
-def _report(console: Console, run: Path, page: Path) -> list[Path]:
-    """Write the report if its packages are installed; return the files written."""
+def _reports(console: Console, found: CompareReport, run: Path, folder: Path) -> list[Path]:
+    """Write both reports if their packages are installed; return the files written."""
     try:
         from tensortap.rooms.figures.run_report import report
 
-        report(run, page)
+        found.write_html(folder / "compare.html")
+        report(run, folder / "report.html")
     except TensortapError as error:
         console.print(f"no report: {error}", style="yellow")
         return []
-    return [page]
+    return [folder / "compare.html", folder / "report.html"]
 
 
 def _print_next_steps(console: Console, good: Path, bad: Path, pages: list[Path]) -> None:

@@ -81,6 +81,7 @@ class Resolver:
         self._traced: dict[tuple[int, int, Segments], TracedFunction] = {}
         self._misses: list[tuple[int, str]] = []  # depth of the path, message
         self._encountered: dict[str, None] = {}  # names below a ``**``
+        self._holders: dict[int, set[int]] = {}  # of each attribute, by id
 
     def resolve(self, segments: Segments) -> tuple[list[LocalProbe], str]:
         """Return the probes that a path stands for, and if there are none, the reason."""
@@ -172,6 +173,13 @@ class Resolver:
             yield from self._in_function(self._trace(bound, here), rest)
             return
         attribute = _attribute(owner, name)
+        if attribute is not None and rest and (holders := self._holders_of(attribute)) > 1:
+            self._miss(
+                (*here, *rest),
+                f"{holders} objects share {join(here)}, so that its calls cannot be told apart: "
+                "trace the method that calls it",
+            )
+            return
         if attribute is not None and rest:
             yield from self._in_object(attribute, rest, here, around)
             return
@@ -189,6 +197,20 @@ class Resolver:
             where = join(path) or type(owner).__name__
             available = nearest(name, [*children, *own])
             self._miss(here, f"no module or method {name!r} in {where}; {available}")
+
+    def _holders_of(self, attribute: Any) -> int:
+        """Return how many objects of the target have the same attribute."""
+        if not self._holders:
+            self._note_holders(self.target, set())
+        return len(self._holders.get(id(attribute), ()))
+
+    def _note_holders(self, owner: Any, known: set[int]) -> None:
+        if id(owner) not in known:
+            known.add(id(owner))
+            for value in getattr(owner, "__dict__", {}).values():
+                self._holders.setdefault(id(value), set()).add(id(owner))
+            for child in self._children(owner).values():
+                self._note_holders(child, known)
 
     # -- functions -----------------------------------------------------------------------
 
