@@ -42,3 +42,8 @@ def sink(run):
     """Return a sink for a run that has been opened."""
     sinks.append(MemorySink())
     return sinks[-1]
+
+
+def broken_sink(run):
+    """Fail, as a sink without its service does."""
+    raise OSError("no disk")

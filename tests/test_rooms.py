@@ -177,3 +177,13 @@ def test_frameworks_and_sinks_of_other_packages(monkeypatch, tmp_path):
     assert type(found) is stranger.Quantity
     assert found.array.tolist() == [0, 1, 2]
     assert [record.name for record in stranger.sinks[-1].records] == ["length"]
+
+
+def test_a_sink_of_another_package_that_fails_is_left_out(monkeypatch, tmp_path, caplog):
+    mine = Room(name="mine", offers={"sinks": "tests.stranger:broken_sink"})
+    monkeypatch.setattr("tensortap.core.rooms.rooms", lambda: {"mine": mine})
+    path = tap.init(tmp_path)
+    tap.catch(1.5, "x")
+    tap.finish()
+    assert tap.open(path).get("x") == 1.5
+    assert "a sink of another package cannot be used: no disk" in caplog.text

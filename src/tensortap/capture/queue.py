@@ -9,7 +9,6 @@ lock back after every operation.
 from __future__ import annotations
 
 import collections
-import contextlib
 import itertools
 import logging
 import math
@@ -268,10 +267,12 @@ class Queue:
                 # a bug must not end the thread: nobody would empty the queue any more
                 log.exception("tensortap: error in a background thread, which continues")
                 time.sleep(0.1)
-        with contextlib.suppress(Exception):
+        try:
             if self.sink.failing:  # it notes what it could not take
                 self.sink.send(self._take(1 << 62))
             self.sink.close()
+        except Exception as error:
+            log.warning("tensortap: a sink could not be closed: %s", error)
         self._wake.close()
 
     def _cycle(self) -> None:

@@ -49,8 +49,15 @@ class OpenRun:
                 self.keepers += [] if keeper is None else [keeper]
         self._queues = [self.queue]
         for make in offers("sinks"):  # of other packages: they get every record, too
-            queue = Queue(make(self), budget=buffer_size(), overflow="newest", name="sink")
-            self._queues.append(queue)
+            try:
+                other = make(self)
+            except Exception as error:  # somebody else's code must not prevent the run
+                log.warning("tensortap: a sink of another package cannot be used: %s", error)
+                continue
+            if other is not None:
+                other.ledger = pipeline.ledger  # what it drops is in the receipt
+                queue = Queue(other, budget=buffer_size(), overflow="newest", name="sink")
+                self._queues.append(queue)
         for queue in self._queues:
             pipeline.attach(queue)
 
