@@ -14,6 +14,7 @@ import tensortap as tap
 from tensortap.core.errors import TensortapError
 from tensortap.runs.folders import make_run
 from tensortap.runs.layout import NotARun, write_json
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -310,7 +311,12 @@ def test_removed_run_affects_neither_training_nor_the_next_run(tmp_path):
     path = tap.init(tmp_path / "runs")
     tap.catch(1.0, "x")
     tap.flush(60)
-    shutil.rmtree(path)
+
+    def removed():
+        shutil.rmtree(path, ignore_errors=True)  # provenance may be written meanwhile
+        return not path.exists()
+
+    wait_for(removed)
     tap.catch(2.0, "x")
     tap.finish()
     second = tap.init(tmp_path / "runs")

@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import cast
 
+from tensortap.core.busy import importing
+
 _LOADED = time.time()
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>"})  # frames on Python 3.11
 _compared = operator.attrgetter(
@@ -59,9 +61,9 @@ class CallSites:
         site = (id(code), frame.f_lasti)
         name = self.known.get(site)
         if name is None:
-            # no lock: two threads find the same name
             self._codes[id(code)] = code
-            name = self.known[site] = self._unique_name(frame)
+            with importing:  # `executing` is imported late, and is for one thread at a time
+                name = self.known[site] = self._unique_name(frame)
         return name
 
     def _unique_name(self, frame: FrameType) -> str:

@@ -8,12 +8,25 @@ is in the same position. So what it catches is dropped and counted.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+importing = threading.RLock()
+"""Held while the capture path imports a module.
+
+A fork meanwhile would leave the child with a lock of the import system that nobody releases.
+"""
+os.register_at_fork(
+    before=importing.acquire,
+    after_in_parent=importing.release,
+    after_in_child=importing.release,
+)
 
 
 class Busy(RuntimeError):

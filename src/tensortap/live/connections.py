@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tensortap.capture.pipeline import Pipeline, pipeline
 from tensortap.capture.queue import Queue
-from tensortap.core.busy import is_busy, section
+from tensortap.core.busy import importing, is_busy, section
 from tensortap.core.settings import buffer_size, flag, overflow_policy
 from tensortap.live.address import Address, parse_address
 
@@ -91,7 +91,8 @@ class Connections:
         if found is not None:
             return found
         start = time.perf_counter_ns()
-        from tensortap.live.sink import LiveSink
+        with importing:
+            from tensortap.live.sink import LiveSink
 
         arena, pipeline = not flag("TENSORTAP_NO_ARENA"), self._pipeline
         sink = LiveSink(address, pipeline.pool, pipeline.ledger, arena=arena)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from types import ModuleType
 
+from tensortap.core.busy import importing
 from tensortap.core.errors import WireError
 from tensortap.core.rooms import offers
 from tensortap.values.protocol import Framework
@@ -51,7 +52,8 @@ def framework_named(name: str) -> Framework:
             if framework.name == name:
                 return framework
         raise WireError(f"no framework is called {name[:40]!r}")
-    found: Framework = importlib.import_module(f"tensortap.values.{name}.adapter").FRAMEWORK
+    with importing:
+        found: Framework = importlib.import_module(f"tensortap.values.{name}.adapter").FRAMEWORK
     return found
 
 

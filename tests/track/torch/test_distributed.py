@@ -78,7 +78,7 @@ def watch():
         def film(record):
             with open(path, "a") as file:
                 file.write(f"{record.name} {record.rank}\\n")
-        with tap.watch(model, film, rate=None, start_method="fork", ranks=which) as watcher:
+        with tap.watch(model, film, rate=None, start_method="fork", rank=which) as watcher:
             model(torch.randn(2, 4)).sum().backward()
             worker = watcher.pid
         films = sorted(open(path).read().split("\\n")[:-1]) if os.path.exists(path) else []

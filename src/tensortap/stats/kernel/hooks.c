@@ -46,7 +46,7 @@ static int prepare(void)
 /* ---- HookContext: what the hooks of a model share ---- */
 
 /* batch: a SummaryBatch; hand_over: () sends what is in it; observer: see HookObserver of
- * frameworks/observing.py; root: the model; waiting: tensors of running collectives; uncalled:
+ * rooms/track/observing.py; root: the model; waiting: tensors of running collectives; uncalled:
  * modules that were never called, by name; next_call: (name) -> call; grad_enabled: () -> bool;
  * backward_pass: () -> int, -1 outside of one; version: (tensor) -> int; last: a weak reference to
  * the gradient that was added last, or None */

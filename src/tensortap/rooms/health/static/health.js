@@ -8,7 +8,7 @@ import { model, selection } from "/static/model.js";
 import { set } from "/static/state.js";
 
 const STATES = { problem: "problem", hint: "hint", fine: "fine", unknown: "not active" };
-const WIDTH = 96, HEIGHT = 24; // of small lines, as in viz/health.py
+const WIDTH = 96, HEIGHT = 24; // of small lines, as in report.py
 const summary = h("dl", { class: "figures" });
 const rules = card(), layers = card();
 

@@ -9,7 +9,7 @@ import { model, selection } from "/static/model.js";
 import { get, set } from "/static/state.js";
 import { listenSpan, spanButton, spanLayout } from "/rooms/figures/figure_tab.js";
 
-const TOP = 8, BOTTOM = 42, LABELS_BOTTOM = 118; // margins of the plot, as in viz/figures/ranks.py
+const TOP = 8, BOTTOM = 42, LABELS_BOTTOM = 118; // margins of the plot, as in figure.py
 const SMALLEST = 14, LARGEST = 30; // pixels of a row
 
 const metric = select("Statistic", (value) => set({ metric: value }));
