@@ -14,12 +14,11 @@ import builtins
 import inspect
 import operator
 import os
+import threading
 import time
 from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import cast
-
-from tensortap.core.busy import importing
 
 _LOADED = time.time()
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>"})  # frames on Python 3.11
@@ -27,6 +26,16 @@ _compared = operator.attrgetter(
     "co_name", "co_qualname", "co_firstlineno", "co_code", "co_names", "co_varnames",
     "co_freevars", "co_cellvars", "co_linetable",
 )  # fmt: skip
+
+
+# `executing` is imported late, and is for one thread at a time. No fork comes between: the child
+# would wait for a thread that it does not have.
+_one_by_one = threading.RLock()
+os.register_at_fork(
+    before=_one_by_one.acquire,
+    after_in_parent=_one_by_one.release,
+    after_in_child=_one_by_one.release,
+)
 
 
 class CallSites:
@@ -62,7 +71,7 @@ class CallSites:
         name = self.known.get(site)
         if name is None:
             self._codes[id(code)] = code
-            with importing:  # `executing` is imported late, and is for one thread at a time
+            with _one_by_one:
                 name = self.known[site] = self._unique_name(frame)
         return name
 
