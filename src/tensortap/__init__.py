@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from tensortap.rooms.watch.watch import watch, watcher
     from tensortap.runs.init import finish, init
 
-# Verbs that pull in heavier modules are imported when they are first used. A room has a line here
-# and one above: the only places that name it, besides its entry point.
+# Verbs that pull in heavier modules are imported when they are first used. The verb of a room has
+# a line here, one above and one in `__all__`; nothing else in the spine names the room.
 _LATER = {
     "HDF5": "tensortap.rooms.trace.hdf5.callback",
     "Recorder": "tensortap.rooms.watch.films.recorder",

@@ -136,12 +136,12 @@ class Session(Values):
 
     @property
     def address(self) -> Address:
-        """Where it listens."""
+        """Return the address of the session."""
         return self.server.address
 
     @property
     def alive(self) -> bool:
-        """Whether it listens."""
+        """Return whether the session listens."""
         return self.server.alive
 
     def close(self) -> None:

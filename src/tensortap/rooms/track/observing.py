@@ -133,7 +133,7 @@ class TrackObserver(HookObserver, Protocol):
         """
 
     listeners: Sequence[TrackListener]
-    """Whoever else looks at the steps of the model."""
+    """The listeners of other rooms to the steps of the model."""
 
 
 class Hooks(Protocol):

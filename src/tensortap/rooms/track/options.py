@@ -71,7 +71,7 @@ class TrackOptions(NamedTuple):
 
     @property
     def inputs(self) -> bool:
-        """Whether the tensors that modules are called with are recorded, too."""
+        """Return whether to record the inputs of modules, too."""
         return not {"all", INPUT}.isdisjoint(self._chosen)
 
     @property

@@ -166,7 +166,7 @@ class Watcher:
 
     @property
     def alive(self) -> bool:
-        """Whether the worker runs."""
+        """Return whether the worker runs."""
         return self._worker is not None and self._worker.sink.alive
 
     @property

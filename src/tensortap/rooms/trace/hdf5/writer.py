@@ -299,7 +299,7 @@ class HDF5Writer:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the file is open, and not by the process of which this is a fork."""
+        """Return whether this process has the file open; a fork of it has not."""
         return bool(self.file) and os.getpid() == self._owner
 
     def append(self, path: str, value: Any, columns: Mapping[str, Any]) -> None:
