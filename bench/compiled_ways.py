@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import re
 import statistics
 import tempfile
-from collections.abc import Iterable
 from typing import Any
 
 from bench.harness import Row, time_of
@@ -17,11 +15,6 @@ from bench.runs import _no_server
 WAYS = ("eager", "compile", "fullgraph", "regional")
 PARALLEL = "compile, DDP of two processes"
 SETTINGS = ("plain", "DDP", "FSDP2", "checkpoint", "autocast")
-TITLES = {
-    "compile": "`torch.compile`",
-    "fullgraph": "`fullgraph=True`",
-    "regional": "each block on its own",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,29 +97,6 @@ def _row(way: str, setting: str) -> Row:
     except torch._dynamo.exc.Unsupported:
         return Row(name, None, True, [float("nan")], [1.0], note="torch raises: its hooks break it")
     return Row(name, 1.5, True, ours, base, note=f"{note}, graphs {graphs} ({alone})")
-
-
-def table(rows: Iterable[Row]) -> list[str]:
-    """Return the lines of a table with one cell per way and setting; none without the rows."""
-    found = {row.name.partition(":")[0]: row for row in rows}
-    if f"{WAYS[0]}, {SETTINGS[0]}" not in found:
-        return []
-    lines = ["| | " + " | ".join(SETTINGS) + " |", "| --- " * (1 + len(SETTINGS)) + "|"]
-    for way in WAYS:
-        cells = [_cell(found[f"{way}, {setting}"]) for setting in SETTINGS]
-        lines.append(f"| {' | '.join([TITLES.get(way, way), *cells])} |")
-    both = [found.get(f"{PARALLEL}, {steps}") for steps in ("observed", "not observed")]
-    if both[0] is not None and both[1] is not None:
-        cell = f"{both[0].ratio:.2f}, not observed {both[1].ratio:.2f}"
-        lines.append(f"| {TITLES['compile']}, 2 processes | | {cell} | | | |")
-    return lines
-
-
-def _cell(row: Row) -> str:
-    if row.ratio != row.ratio:
-        return "torch raises"
-    seen, _, unseen, graphs, alone = re.findall(r"\d+", row.note)
-    return f"{row.ratio:.2f} · {seen} / {unseen} · {graphs} ({alone})"
 
 
 # -- options -----------------------------------------------------------------------------------

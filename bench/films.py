@@ -42,8 +42,8 @@ def _records():
 
 def _ours(mode):
     """Return frames per second, with statistics, legend and color bar."""
-    from tensortap.rooms.watch.films.frames import Painter
-    from tensortap.rooms.watch.films.style import Style
+    from tensortap.rooms.films.frames import Painter
+    from tensortap.rooms.films.style import Style
 
     painter = Painter(Style(size=_SIZE, mode=mode))
     records = _records()
@@ -132,9 +132,9 @@ def film_surface() -> list[Row]:
 def film_encoded() -> list[Row]:
     """Compare `Recorder` with the same encoder fed with finished frames."""
     import tensortap as tap
-    from tensortap.rooms.watch.films.frames import Painter
-    from tensortap.rooms.watch.films.style import Style
-    from tensortap.rooms.watch.films.video import VideoWriter
+    from tensortap.rooms.films.frames import Painter
+    from tensortap.rooms.films.style import Style
+    from tensortap.rooms.films.video import VideoWriter
 
     folder = Path(_folder())
     records = _records()

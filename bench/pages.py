@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
-from bench import compiled, compiled_ways, load, track
+from bench import compiled, load, track
 from bench.harness import Row
 from bench.peers import page as peers
 
@@ -16,7 +16,6 @@ def write_tables(rows: list[Row]) -> list[pathlib.Path]:
     """Write every table whose rows were measured; return the pages that were changed."""
     tables = (
         (DOCS / "peers.md", "measured", peers.table(rows)),
-        (DOCS / "costs.md", "compiled ways", compiled_ways.table(rows)),
         (DOCS / "track.md", "compiled bits", compiled.bits_table(rows)),
         (DOCS / "costs.md", "small models", track.small_models_table(rows)),
         (DOCS / "costs.md", "load", load.table(rows)),

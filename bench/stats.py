@@ -97,9 +97,9 @@ def block_formats() -> list[Row]:
     """Compare speed and bits with torchao; the note says how many of 10**8 values differ."""
     import numpy as np
     import torch
-
-    from tensortap.stats.blocks import BLOCK_FORMATS, quantize_array
     from tests.stats.test_blocks import hostile, torchao_cast, torchao_values
+
+    from tensortap.rooms.formats.blocks import BLOCK_FORMATS, quantize_array
 
     torch.set_num_threads(2)
     rows = []

@@ -64,7 +64,11 @@ def film(
 ) -> None:
     """Record one frame: a recorder needs nothing but a record."""
     value = borrow(tensor.detach())
-    recorder(tap.Record(name, tap.Kind.VALUE, step, 0, step, 0, 1, 0, value=value, tags=tags))
+    recorder(
+        tap.core.record.Record(
+            name, tap.core.record.Kind.VALUE, step, 0, step, 0, 1, 0, value=value, tags=tags
+        )
+    )
 
 
 if __name__ == "__main__":

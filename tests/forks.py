@@ -30,7 +30,7 @@ class Forks:
     import atexit, gc, json, os, runpy, sys, threading
     # an optimizer and DDP import the last of torch
     import torch, torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor, torch.nn.parallel
-    import h5py, pandas, plotly.graph_objects, pyarrow.parquet, tabulate
+    import h5py, pandas, plotly.graph_objects, pyarrow.parquet
     import tensortap, tensortap.rooms.compare.report, tensortap.values.numpy.adapter
     import tensortap.values.torch.adapter, tensortap.rooms.track.torch.track
     import tensortap.rooms.trace.hdf5.callback, tensortap.rooms.provenance.packages

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -28,7 +30,7 @@ ARGUMENTS = {
 WRONG = {
     "bisect": {
         "--step": "x", "--atol": "x -1 nan", "--rtol": "x -1 nan",
-        "--rules": "{new} {folder} {file}", "--map": "x (=x x=\\9 =",
+        "--map": "x (=x x=\\9 =",
     },
     "compare": {
         "--atol": "x -1 nan", "--rtol": "x -1 nan", "--rules": "{new} {folder} {file}",
@@ -37,6 +39,7 @@ WRONG = {
         "--ranks": "x 99", "--rows": "x 0 -1", "--html": "{folder} {new}/a.html",
     },
     "demo": {"--steps": "x 0 -1 9999999", "--folder": "{file} {file}/a"},
+    "doctor": {"--device": "x cuda:99 jax:nothing"},
     "export": {"--names": "(", "--to": "excel"},
     "film": {
         "--mode": "x", "--size": "x 0x0 -1x3 99999x99999", "--fps": "x 0 -1 nan",
@@ -46,7 +49,7 @@ WRONG = {
     "reproduce": {"--out": "{folder} {file}", "--repo": "{new}"},
     "serve": {
         "--host": "no.such.host.invalid 999.1.1.1", "--port": "x -1 70000",
-        "--memory": "x 0 -1 0% 999% -5GB", "--save": "{file} {file}/a",
+        "--memory": "x 0 -1 0% 999% -5GB",
     },
     "show": {
         "--step": "x 99 -1", "--rank": "x 99 -1", "--kind": "x Weight", "--at": "x 9 0,0,0",
@@ -146,3 +149,11 @@ def test_wrong_value_of_an_option(places, command, option, value):
 @pytest.mark.parametrize(("line", "named"), ARGUMENTS_WRONG)
 def test_wrong_argument(places, line, named):
     assert named.format(**places) in said(places, line.format(**places))
+
+
+@pytest.mark.parametrize("closing", ["os.close(2)", "sys.stderr.close()", "sys.stderr = None"])
+def test_a_program_that_closes_its_stderr_keeps_its_exit_code(tmp_path, closing):
+    script = tmp_path / "train.py"
+    script.write_text(f"import os, sys\n{closing}\nsys.exit(3)\n")
+    command = [sys.executable, "-m", "tensortap", "run", "--to", tmp_path / "runs", script]
+    assert subprocess.run(command, check=False, capture_output=True, timeout=100).returncode == 3

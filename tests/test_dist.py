@@ -15,7 +15,7 @@ from tests.environments import ROOT, environment, shell
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
 
-EXTENSIONS = ("capture._fast", "stats._kernel", "values.jax._xla")
+EXTENSIONS = ("capture._fast", "stats._kernel", "rooms.track.jax._xla")
 LOAD = """
 import importlib.machinery, importlib.util, pathlib, sys, tensortap
 for name in sys.argv[1:]:

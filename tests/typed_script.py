@@ -12,6 +12,7 @@ from tensortap.api.open import RemoteSession
 from tensortap.api.run import Run
 from tensortap.api.session import Session
 from tensortap.capture.receipt import Receipt
+from tensortap.core.record import Kind, Record
 from tensortap.page.server import Page
 from tensortap.rooms.bisect.faulty_modules import BisectReport
 from tensortap.rooms.blackbox.blackbox import BlackBox
@@ -41,7 +42,7 @@ tap.finish()
 with tap.track(model, every=10, alerts=[tap.alerts.nan()]) as tracker:
     assert_type(tracker, Tracker)
     tracker.step(loss=1.0)
-    assert_type(tracker.records, list[tap.Record])
+    assert_type(tracker.records, list[Record])
 with tap.trace(model, ["blocks.*.forward.scores"], every=2) as tracer:
     assert_type(tracer, Tracer)
 assert_type(tap.watch(model, tap.Recorder("videos"), every=2), Watcher)
@@ -57,7 +58,7 @@ assert_type(session, Session)
 tap.summary()
 tap.status(1.0)
 tap.help()
-print(tap.get("x", step=40), tap.get_all("x", kind=tap.Kind.VALUE))
+print(tap.get("x", step=40), tap.get_all("x", kind=Kind.VALUE))
 session.describe("x")
 assert_type(session.ingest_all(), dict[str, str])
 session.close()

@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 
 from tensortap.core.record import Kind, Record, TensorData
-from tensortap.rooms.watch.films.frames import Painter
-from tensortap.rooms.watch.films.style import Style
+from tensortap.rooms.films.frames import Painter
+from tensortap.rooms.films.style import Style
 
 SIZE = (448, 336)
 COLUMNS = 3

@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensortap._version import __version__
 from tensortap.capture.catch import catch, catch_grad, enable, flush, receipt, step
-from tensortap.core import errors
 from tensortap.core.errors import StopTraining, TensortapError
-from tensortap.core.record import Kind, Record, Shard
 from tensortap.live import connections as _connections  # noqa: F401  it registers itself
 
 if TYPE_CHECKING:
@@ -28,24 +26,24 @@ if TYPE_CHECKING:
     from tensortap.api.session import get, get_all, help, serve, status, summary
     from tensortap.page.view import view
     from tensortap.rooms import figures as viz
-    from tensortap.rooms import integrations
     from tensortap.rooms.bisect.bisect import bisect
     from tensortap.rooms.blackbox.blackbox import blackbox
     from tensortap.rooms.compare.api import compare
     from tensortap.rooms.dump.dump import dump
+    from tensortap.rooms.films.recorder import Recorder
     from tensortap.rooms.ops.ops import ops
     from tensortap.rooms.trace.hdf5.callback import HDF5
     from tensortap.rooms.trace.trace import trace
     from tensortap.rooms.track.track import track
-    from tensortap.rooms.watch.films.recorder import Recorder
     from tensortap.rooms.watch.watch import watch, watcher
     from tensortap.runs.init import finish, init
 
 # Verbs that pull in heavier modules are imported when they are first used. The verb of a room has
-# a line here, one above and one in `__all__`; nothing else in the spine names the room.
+# a line here, one above and one in `__all__`; nothing else in the spine names the room. What else a
+# room has is in its package, such as `tap.rooms.trace.read_hdf5`.
 _LATER = {
     "HDF5": "tensortap.rooms.trace.hdf5.callback",
-    "Recorder": "tensortap.rooms.watch.films.recorder",
+    "Recorder": "tensortap.rooms.films.recorder",
     "bisect": "tensortap.rooms.bisect.bisect",
     "blackbox": "tensortap.rooms.blackbox.blackbox",
     "compare": "tensortap.rooms.compare.api",
@@ -68,17 +66,13 @@ _LATER = {
 }
 _MODULES = {
     "alerts": "tensortap.alerts",
-    "integrations": "tensortap.rooms.integrations",
     "rooms": "tensortap.rooms",
     "viz": "tensortap.rooms.figures",
 }
 
 __all__ = [
     "HDF5",
-    "Kind",
-    "Record",
     "Recorder",
-    "Shard",
     "StopTraining",
     "TensortapError",
     "__version__",
@@ -90,14 +84,12 @@ __all__ = [
     "compare",
     "dump",
     "enable",
-    "errors",
     "finish",
     "flush",
     "get",
     "get_all",
     "help",
     "init",
-    "integrations",
     "open",
     "ops",
     "receipt",
@@ -125,4 +117,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__

@@ -134,10 +134,9 @@ def test_records_of_several_kinds_do_not_collide(tmp_path):
         }
 
 
-@pytest.mark.parametrize("target", ["out.csv", "out.pkl"])
-def test_unknown_suffix(run, tmp_path, target):
+def test_unknown_suffix(run, tmp_path):
     with pytest.raises(TensortapError, match=r"target must be \.h5"):
-        run.export(tmp_path / target)
+        run.export(tmp_path / "out.csv")
 
 
 def test_never_overwrites(run, tmp_path):

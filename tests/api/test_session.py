@@ -175,11 +175,6 @@ def test_host_with_and_without_a_port(host, where):
     server.close()
 
 
-def test_unusable_address():
-    with pytest.raises(TensortapError, match=r"cannot listen on 192\.0\.2\.250:"):
-        live.start("192.0.2.250", 0, "1MB")
-
-
 def test_alert_does_not_hide_its_value(server, capsys):
     alert = Mapping((("rule", "nan"), ("message", "2 NaN of 4"), ("kind", "Value")))
     server.history.write(

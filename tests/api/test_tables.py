@@ -14,7 +14,7 @@ from rich.console import Console
 
 from tensortap.api import tables
 from tensortap.core.files import plain
-from tensortap.live.questions import ClientRow, NameRow, Overview
+from tensortap.live.answers import ClientRow, NameRow, Overview
 from tests.runs.readers.contract import record
 
 

@@ -17,16 +17,6 @@ INF, NAN = float("inf"), float("nan")
 STEPS, FAULTY = 9, 6  # the fault is there from this step on
 
 
-class BrokenBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(context, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(context, gradient):
-        return gradient / 0
-
-
 class Net(nn.Module):
     def __init__(self, fault):
         super().__init__()
@@ -95,37 +85,24 @@ class Program:
         return [x.numpy().tobytes() for x in tensors], numbers, drawn
 
 
-def ones16(*shape):
-    return torch.ones(*shape, dtype=torch.float16)
-
-
 FORWARD = {
     "log": lambda h: torch.log(-h.abs() - 1),
     "to_copy": lambda h: h + (h * 0 + 70000).half().float(),
-    "mm": lambda h: h + (ones16(2, 64) * 200 @ (ones16(64, 2) * 200)).float().sum(),
     "softmax": lambda h: h.masked_fill(h == h, -INF).softmax(-1),
-    "sum": lambda h: h + ones16(70000).sum().float(),
     "log_": lambda h: (h - h).sub_(1).log_(),
-    "div_": lambda h: h.clone().div_(h - h),
 }
 BACKWARD = {
     "sqrt": ("div", lambda h: h + torch.sqrt(h - h)),
-    "pow": ("pow", lambda h: h + (h - h).abs() ** 0.5),
-    "acos": ("rsqrt", lambda h: h + torch.acos(h * 0 + 1)),
     "where": ("div", lambda h: torch.where(h > 1e9, torch.log(h - h), h)),
 }
 UPDATES = {
     "eps": ("addcdiv_", {"optimizer": "adam", "eps": 0.0}, None),
-    "rate": ("add_", {"optimizer": "sgd"}, lambda p: p.optimizer.param_groups[0].update(lr=NAN)),
-    "scale": ("mul_", {"optimizer": "sgd"}, lambda p: p.model.one.weight.grad.mul_(NAN)),
     "clip": ("div_", {"optimizer": "sgd"},
              lambda p: p.model.unused.grad.div_(p.model.unused.grad.norm())),
 }  # fmt: skip
 BATCHES = {
     "nan": (lambda x: x[2].fill_(NAN), (2,)),
-    "inf": (lambda x: x[5].fill_(INF), (5,)),
     "two": (lambda x: x.index_fill_(0, torch.tensor([0, 4]), NAN), (0, 4)),
-    "element": (lambda x: x[3, 1].fill_(NAN), (3,)),
 }
 
 
@@ -136,10 +113,7 @@ def flip(tensor):
 
 ONCE = {
     "flipped weight": lambda p: flip(p.model.two.weight.data.mul_(4)),
-    "race in a gradient": lambda p: p.model.one.weight.grad.fill_(NAN),
     "optimizer state": lambda p: [s["exp_avg"].fill_(NAN) for s in p.optimizer.state.values()],
-    "bias": lambda p: p.model.two.bias.data.fill_(NAN),
-    "weight": lambda p: p.model.two.weight.data.fill_(INF),
 }  # fmt: skip
 
 
@@ -175,11 +149,6 @@ def test_faults_in_the_forward(name):
 def test_faults_in_the_backward(name):
     operation, fault = BACKWARD[name]
     check(boxed(forward=fault), operation, fault.__code__.co_firstlineno)
-
-
-def test_fault_in_a_backward_of_the_user():
-    box = boxed(forward=BrokenBackward.apply)
-    check(box, "div", BrokenBackward.backward.__code__.co_firstlineno + 2)
 
 
 @pytest.mark.parametrize("name", UPDATES)
@@ -358,3 +327,17 @@ def test_arguments_are_checked():
         tap.blackbox(print, model, every=0)
     with pytest.raises(TypeError, match="model must be"):
         tap.blackbox(print, "model")
+
+
+def test_steps_run_again_only_if_asked():
+    model, calls = torch.nn.Linear(2, 1), []
+
+    def train_step(x):
+        calls.append(None)  # a side effect
+        return model(x).mean()
+
+    step = tap.blackbox(train_step, model, explain=False)
+    step(torch.full((4, 2), torch.nan))
+    assert (len(calls), step.verdict) == (1, None)
+    assert step.explain().kind in ("data", "deterministic")
+    assert len(calls) > 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tensortap as tap
-from tensortap.rooms.blackbox.explaining import DATA, DETERMINISTIC, FINITE, TRANSIENT
+from tensortap.rooms.blackbox.explaining import DATA, DETERMINISTIC
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -18,9 +18,8 @@ STEPS, FAULTY = 9, 6
 class Program:
     """Momentum and dropout, with a compiled step that donates its state."""
 
-    def __init__(self, fault="", typed=True):
+    def __init__(self, fault=""):
         self.fault = fault
-        self.typed = typed
         self.once = [1.0]
         self.update = jax.jit(self.compute, donate_argnums=(0,))
         self.step = self.train
@@ -46,7 +45,7 @@ class Program:
         return self.update(state, x, key, factor)
 
     def run(self):
-        key = jax.random.key(0) if self.typed else jax.random.PRNGKey(0)
+        key = jax.random.key(0)
         params = {"w": jnp.full((4, 3), 0.1), "b": jnp.zeros(3)}
         zeros = jax.tree.map(jnp.zeros_like, params)
         state = {"params": params, "momentum": zeros, "count": jnp.array(0)}
@@ -61,17 +60,18 @@ class Program:
         return losses, [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)]
 
 
-def boxed(fault="", typed=True):
-    expected = Program(fault, typed).run()
-    program = Program(fault, typed)
+def boxed(fault=""):
+    expected = Program(fault).run()
+    program = Program(fault)
     box = program.step = tap.blackbox(program.train, every=4)
     assert program.run() == expected
     return box
 
 
-@pytest.mark.parametrize("typed", [True, False])
-def test_data(typed):
-    verdict = boxed("data", typed).verdicts[0]
+def test_data():
+    box = boxed("data")
+    assert 0 < box.nbytes < 4096  # a copy of the state, and batches without it
+    verdict = box.verdicts[0]
     assert (verdict.kind, verdict.step, verdict.rows) == (DATA, FAULTY, (2,)), verdict
     assert verdict.same
 
@@ -82,19 +82,6 @@ def test_code():
     assert verdict.finding.operation == "log"
     assert verdict.finding.line.file == __file__
     assert "log of" in verdict.text
-
-
-def test_transient():
-    verdict = boxed("once").verdicts[0]
-    assert (verdict.kind, verdict.step) == (TRANSIENT, FAULTY), verdict
-
-
-def test_finite_and_memory():
-    box = boxed()
-    assert box.verdicts == []
-    verdict = box.explain()
-    assert (verdict.kind, verdict.same) == (FINITE, True)
-    assert 0 < box.nbytes < 4096  # a copy of the state, and batches without it
 
 
 def test_arguments_are_checked():

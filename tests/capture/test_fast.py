@@ -81,10 +81,6 @@ def both(pipeline, queue, value, name="x"):
     return slow, fast
 
 
-def test_extension_is_built():
-    assert FastCapture is not None
-
-
 VALUES = [
     0.25, float("nan"), -0.0, 7, -(2**63), 2**63 - 1,
     np.float32(1.5), np.int8(-3), np.bool_(True), np.float64("nan"),
@@ -280,14 +276,6 @@ def test_counts_captured_values_bytes_and_time(queued):
     assert after.captured - before.captured == 100
     assert after.bytes - before.bytes == 800
     assert after.seconds > before.seconds
-
-
-def test_wakes_a_sleeping_thread(queued):
-    pipeline, queue = queued()
-    both(pipeline, queue, 1.0)
-    queue.state.asleep = True
-    pipeline.fast(0.5, "x", 0, None, 0)
-    assert not queue.state.asleep
 
 
 def test_sets_step_and_call(queued):

@@ -6,7 +6,6 @@ Nothing hangs, nothing raises, and every value is delivered or counted as droppe
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import signal
@@ -91,7 +90,7 @@ def test_a_handler_captures_at_any_line_of_a_capture(overflow):
     pipeline.attach(queue)
 
     def work():
-        for stride in (3, 5, 7, 11):  # in the end every line
+        for stride in (2, 3, 5, 7, 11):  # in the end every line
             with Interrupted(lambda: capture(pipeline, LARGE, "handler"), stride):
                 capture(pipeline, LARGE + stride, "large", changed=True)
                 capture(pipeline, {"a": LARGE}, "dict", when=lambda value: True)
@@ -150,58 +149,13 @@ def test_an_exception_of_a_handler_loses_no_lock_and_no_room(overflow, budget):
             assert not is_busy()
     finally:
         signal.signal(signal.SIGALRM, before)
+    assert queue.flush(60)  # else the last of five names may still fill it
     arrived = []
     finishes(lambda: arrived.append(capture(pipeline, LARGE, "another thread").wait(60)))
     assert arrived == [True]
     assert queue.flush(60)
     assert queue.state.put == queue.state.got
     queue.close()
-
-
-@pytest.mark.slow
-def test_thousands_of_signals_and_finalizers_while_threads_capture():
-    pipeline = Pipeline()
-    queue = Queue(MemorySink(1 << 20, pipeline.ledger), budget=1 << 20, name="test")
-    pipeline.attach(queue)
-    handled = finalized = 0
-
-    class Garbage:
-        def __init__(self):
-            self.itself = self
-
-        def __del__(self):
-            nonlocal finalized
-            finalized += 1
-            capture(pipeline, LARGE, "finalizer")
-
-    def handler(*_):
-        nonlocal handled
-        handled += 1
-        capture(pipeline, LARGE, "handler")
-
-    def work():
-        while handled < 3000:
-            Garbage()
-            capture(pipeline, LARGE, "thread")
-
-    before, threshold = signal.signal(signal.SIGALRM, handler), gc.get_threshold()
-    thread = threading.Thread(target=work, daemon=True)
-    gc.set_threshold(50)
-    try:
-        thread.start()
-        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
-        while handled < 3000:
-            capture(pipeline, LARGE, "main")
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        gc.set_threshold(*threshold)
-    thread.join(60)
-    gc.collect()
-    assert finalized > 100
-    assert queue.flush(60)
-    queue.close()
-    check_counts(pipeline)
 
 
 PROGRAM = """
@@ -229,7 +183,7 @@ class Garbage:
 def handler(*_):
     Garbage()
     take("handler")
-    if numbers["handler"] < 1000:
+    if numbers["handler"] < 400:
         signal.setitimer(signal.ITIMER_REAL, 0.001)  # only now: it may take longer than that
 
 signal.signal(signal.SIGALRM, handler)
@@ -237,7 +191,7 @@ gc.set_threshold(20)
 signal.setitimer(signal.ITIMER_REAL, 0.001)
 if sys.argv[1:]:
     tap.init(sys.argv[1])
-while numbers["handler"] < 1000:
+while numbers["handler"] < 400:
     take("main")
 gc.collect()
 flushed, receipt = tap.flush(60), tap.receipt()
@@ -262,7 +216,7 @@ def test_handlers_and_finalizers_catch_from_the_first_capture_on(way, tmp_path):
         assert "Exception" not in done.stderr
         flushed, captured, skipped, reasons, numbers = json.loads(done.stdout)
         assert flushed
-        assert numbers["finalizer"] > 100
+        assert numbers["finalizer"] > 50
         assert captured + skipped + sum(reasons.values()) == sum(numbers.values())
         assert captured > numbers["main"] // 10
         if way == "live":

@@ -49,7 +49,7 @@ def test_every_call_is_captured_skipped_or_dropped():
     for report, count in (
         (lambda: ledger.capture(100, 0, 0, 0), 5),
         (ledger.count_unheard, 4),
-        (lambda: ledger.fail(calls=1), 3),
+        (lambda: ledger.drop_values(ERROR, calls=1), 3),
         (lambda: ledger.charge("select", 10), 2),
     ):
         for _ in range(count):
@@ -65,7 +65,7 @@ def test_every_call_is_captured_skipped_or_dropped():
 def test_values_that_no_counter_counted_are_not_skipped_calls():
     ledger = Ledger()
     ledger.capture_small(8, 1, calls=0)
-    ledger.fail(calls=0)
+    ledger.drop_values(ERROR)
     receipt = ledger.receipt(0, 0)
     assert (receipt.captured, receipt.skipped, receipt.dropped) == (1, 0, 1)
 

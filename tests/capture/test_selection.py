@@ -44,13 +44,9 @@ def test_a_name_has_one_counter_whichever_thread_asks_first():
         assert len({id(counter) for counter in found}) == 1
 
 
-@pytest.mark.parametrize("name", [3, None, 1.5, b"x"])
-def test_name_must_be_a_string(name):
-    with pytest.raises(TypeError, match="name must be a string, got"):
-        CallCounters().of(name)
-
-
-def test_name_must_not_be_empty():
+def test_name_must_be_a_string():
+    with pytest.raises(TypeError, match="name must be a string, got None"):
+        CallCounters().of(None)
     with pytest.raises(ValueError, match="name must not be empty"):
         CallCounters().of("")
 
@@ -99,14 +95,6 @@ def test_first_source_to_advance_owns_the_clock():
     clock.release("tap.step()")
     assert clock.advance("tracker")
     assert (clock.step, clock.owner) == (42, "tracker")
-
-
-def test_starts_at_any_step():
-    clock = Clock()
-    assert clock.advance("a", 0)
-    assert clock.step == 0
-    assert clock.advance("a")
-    assert clock.step == 1
 
 
 def test_counts_steps_whatever_their_numbers():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 import tensortap as tap
@@ -50,21 +48,6 @@ def test_eager_and_sdpa_attention_first_differ_in_attention(tmp_path):
     # only eager attention returns its weights
     assert tap.compare(eager, sdpa, atol=report.passing_atol, allow_missing=True)
     assert not tap.compare(eager, sdpa, atol=report.passing_atol / 2, allow_missing=True)
-
-
-def test_attention_function_is_named_in_the_message(caplog):
-    import torch
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    model = tiny("sdpa")
-    path = "model.layers.0.self_attn.forward.sdpa_attention_forward.attn_output"
-    with caplog.at_level(logging.WARNING, "tensortap"), tap.trace(model, path):
-        pass
-    where = "transformers.integrations.sdpa_attention.sdpa_attention_forward"
-    assert f"trace the function itself: tap.trace({where}, …)" in caplog.text
-    with tap.trace(sdpa_attention_forward, "attn_output") as tracer:
-        model(input_ids=torch.ones(1, 3, dtype=torch.long))
-    assert set(tracer.results["attn_output"].iterations) == {0, 1}
 
 
 def test_bisect_tells_rotary_embedding_attention_and_optimizer_apart(tmp_path):

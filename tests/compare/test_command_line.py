@@ -35,9 +35,9 @@ def compare(*arguments, code=0, real=False):
     return out, said
 
 
-def one_line(*arguments, real=False):
+def one_line(*arguments):
     """What is said about misuse: one line, and nothing to be read as data."""
-    out, said = compare(*arguments, code=2, real=real)
+    out, said = compare(*arguments, code=2)
     assert not out
     assert said.startswith("tensortap: ")
     assert said.count("\n") == 1
@@ -65,7 +65,7 @@ def runs(write):
 
 @pytest.mark.slow
 def test_exit_code_of_equal_and_differing_runs(runs, tmp_path):
-    out, _ = compare(runs[1], runs[1], real=True)
+    out, _ = compare(runs[1], runs[1])
     assert out.startswith("✓ agree")
     out, said = compare(*runs, code=1, real=True)
     assert out.startswith("✗ differ")
@@ -124,7 +124,7 @@ def test_files(tmp_path):
     torch.save(x, tmp_path / "x.pt")
     np.save(tmp_path / "x.npy", x.numpy())
     np.save(tmp_path / "y.npy", x.numpy() + 1)
-    out, _ = compare(tmp_path / "x.pt", tmp_path / "x.npy", real=True)
+    out, _ = compare(tmp_path / "x.pt", tmp_path / "x.npy")
     assert out.startswith("✓ agree")
     out, _ = compare(tmp_path / "x.pt", tmp_path / "y.npy", code=1)
     assert "6 of 6 elements" in out
@@ -136,42 +136,18 @@ def test_files(tmp_path):
     assert "for runs only" in one_line(tmp_path / "x.pt", tmp_path / "x.npy", "--html", "r.html")
 
 
-@pytest.mark.slow
 def test_bad_files(runs, tmp_path):
-    np.save(tmp_path / "x.npy", np.ones(100))
-    whole = (tmp_path / "x.npy").read_bytes()
-    (tmp_path / "cut.npy").write_bytes(whole[:200])
-    torch.save(torch.ones(1000), tmp_path / "x.pt")
-    (tmp_path / "cut.pt").write_bytes((tmp_path / "x.pt").read_bytes()[:900])
-    (tmp_path / "x.what").write_bytes(b"?")
     good = tmp_path / "x.npy"
-    assert "no such file" in one_line(tmp_path / "nothing.npy", good)
-    assert "no such file" in one_line("nothing", "nothing", real=True)
-    assert "no such file" in one_line("nothing", "nothing", "--names", "x")
-    assert "unknown suffix" in one_line(tmp_path / "x.what", good)
-    for name in ("cut.npy", "cut.pt"):
-        assert f"{name} cannot be read, it may be damaged" in one_line(tmp_path / name, good)
+    np.save(good, np.ones(100))
+    (tmp_path / "cut.npy").write_bytes(good.read_bytes()[:200])
+    assert "no such file" in one_line("nothing", "nothing")
+    assert "cut.npy cannot be read, it may be damaged" in one_line(tmp_path / "cut.npy", good)
     assert "a folder without run.json" in one_line(tmp_path, tmp_path)
     assert "can only be compared with a run" in one_line(runs[0], good)
     assert "does not exist" in one_line(runs[0], tmp_path / "nothing")
 
 
-def test_bad_runs(runs, tmp_path):
-    bad = tmp_path / "bad"
-    bad.mkdir()
-    (bad / "run.json").write_text("{")
-    one_line(runs[0], bad)
-    table = next(runs[0].glob("records/*/*.parquet"))
-    table.write_bytes(table.read_bytes()[:-20])
-    assert "cannot be read" in one_line(*runs)
-
-
 def test_bad_options(runs, tmp_path):
-    rules = tmp_path / "rules.toml"
-    rules.write_text('[[rule]]\nnames = "x"\npass = "max_abs <= 1"\n')
-    assert "rule 1: unknown option 'pass'" in one_line(*runs, "--rules", rules)
-    rules.write_text("[[rule]\n")
-    assert "line 1, column" in one_line(*runs, "--rules", rules)
     assert "no such file" in one_line(*runs, "--rules", tmp_path / "none.toml")
     assert "pattern=replacement" in one_line(*runs, "--map", "nothing")
     assert "is invalid" in one_line(*runs, "--map", "(=x")

@@ -69,7 +69,7 @@ def test_digests_of_shards_are_put_together(store):
     x = np.arange(24, dtype=np.float32).reshape(4, 6)
 
     def record(part, rank, ranks, start):
-        shard = tap.Shard(x.shape, (0, start), ("S(1)",))
+        shard = tap.core.record.Shard(x.shape, (0, start), ("S(1)",))
         return Record(
             "x", Kind.WEIGHT, 0, 0, 0, rank, ranks, 0, "", "float32", part.shape, shard,
             shard_digest(part, shard), None, tap.viz.summarize(part),

@@ -219,13 +219,6 @@ def test_all_zeros():
     assert [str(f) for f in explain(LARGE, np.zeros_like(LARGE))] == ["b is all zeros"]
 
 
-def test_not_all_zeros():
-    nearly = np.zeros_like(LARGE)
-    nearly[299, 399] = 1
-    assert kinds(nearly, LARGE) == []
-    assert kinds(np.full_like(X, 1e-30), X) == []
-
-
 # ---- stale ----
 
 
@@ -245,11 +238,3 @@ def test_not_stale():
     assert kinds(X, Y, previous_b=X[:2]) == []
     assert kinds(X, Y, previous_b="text") == []
     assert kinds(np.ones((4, 4)), np.zeros((4, 4)) + 2, previous_b=np.ones((4, 4))) == []
-
-
-def test_torch_tensors():
-    torch = pytest.importorskip("torch")
-    x = torch.randn(5, 7)
-    assert kinds(x.T, x) == ["transposed"]
-    assert kinds(x.bfloat16(), x) == ["rounded"]
-    assert kinds(x / 2, x.numpy()) == ["factor"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
 import sys
 
 import ml_dtypes
@@ -92,16 +91,6 @@ def test_bad_files(folder):
         tap.compare("notes.txt", x)
     with pytest.raises(TensortapError, match=r"folder without run\.json"):
         tap.compare(folder, folder)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("keep", [0.0, 0.01, 0.5, 0.99])
-def test_truncated_files(folder, name, keep):
-    path = write(torch.randn(1000), name)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(len(whole) * keep)])
-    with pytest.raises(TensortapError, match="one"):
-        tap.compare(path, path)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +181,7 @@ def test_rejects_runs_mixed_with_values(folder):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not pathlib.Path("/proc/self/status").exists(), reason="needs Linux")
-@pytest.mark.parametrize("suffix", [".npy", ".safetensors", ".pt"])
+@pytest.mark.parametrize("suffix", [".npy", ".pt"])
 def test_files_larger_than_memory(folder, suffix, run_program):
     """64 MiB each, with room for 32 MiB."""
     n = 1 << 24
@@ -204,12 +193,9 @@ def test_files_larger_than_memory(folder, suffix, run_program):
             del array
     else:
         x = torch.zeros(n)
-        for value in (1.0, 2.0):
+        for name, value in (("a", 1.0), ("b", 2.0)):
             x[-1] = value
-            name = "a" if value == 1 else "b"
-            torch.save(x, f"{name}.pt") if suffix == ".pt" else safetensors.save_file(
-                {"x": x}, f"{name}.safetensors"
-            )
+            torch.save(x, f"{name}.pt")
         del x
     code = f"""
 import resource
@@ -224,16 +210,3 @@ assert not found and (found.parts or [found])[0].worst == ({n - 1},), found
 print("kept")
 """
     assert run_program(folder, code) == "kept\n"
-
-
-@pytest.mark.slow
-def test_compare_is_callable_after_any_import_order():
-    src = str(pathlib.Path(tap.__file__).parents[1])
-    for first in ("pass", "import tensortap.rooms.compare.values", "from tensortap import compare"):
-        code = (
-            f"import sys; sys.path.insert(0, {src!r})\n{first}\nimport tensortap as tap\n"
-            "assert tap.compare(1, 1)\nimport tensortap.rooms.compare.explain\n"
-            "from tensortap.rooms.compare import compare_values\n"
-            "assert tap.compare(1, 1, atol=0) and not tap.compare(1, 2)"
-        )
-        subprocess.run([sys.executable, "-c", code], check=True)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import shutil
 from html.parser import HTMLParser
 
-import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tensortap.page.encoding import untyped
 from tensortap.rooms.compare import html
 from tensortap.rooms.compare.report import CompareReport, Difference, Key, Missing
 from tensortap.rooms.compare.result import Comparison
@@ -60,14 +55,14 @@ def test_timeline(report):
 def test_page(report):
     page = html.render(report)
     assert "✗ The runs differ" in page
-    for name, count in (("compared", 24), ("differ", 4), ("only in A", 1)):
+    for name, count in (("compared", 24), ("differ", 4), ("only in the first", 1)):
         assert f"<dt>{name}</dt><dd>{count}</dd>" in page
     first = re.search(r'<section id="first">(.*?)</section>', page, re.DOTALL)[1]
-    assert "Activation · step 2 · rank 0" in first
+    assert "Activation  step 2  rank 0" in first
     assert "a is 2 times b" in first
     assert page.count('<details data-at="figure0:1,') == 4
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
-    assert len(data["figures"]) == 1 + 4  # the timeline and a picture of each difference
+    assert len(data["figures"]) == 1  # the timeline
 
 
 @pytest.mark.attack("script in names")
@@ -97,10 +92,10 @@ def test_writes_lone_surrogates(tmp_path):
 
 @pytest.mark.slow
 def test_size_of_a_large_report_is_bounded():
-    names = [f"blocks.{i // 10}.part.{i % 10}" for i in range(1000)]
-    worst = {(n, "Activation", s): 1e-6 for s in range(700) for n in names}
+    names = [f"blocks.{i // 10}.part.{i % 10}" for i in range(500)]
+    worst = {(n, "Activation", s): 1e-6 for s in range(600) for n in names}
     comparison = Comparison(False, "1 of 4 elements", count=4, mismatches=1, rel_l2=1.2e-2)
-    last = Key(names[-1], "Activation", 699, 0, 0)
+    last = Key(names[-1], "Activation", 599, 0, 0)
     differences = [
         Difference(Key(name, "Activation", step, 0, 0), comparison)
         for step in range(300, 320)
@@ -112,8 +107,8 @@ def test_size_of_a_large_report_is_bounded():
         sizes=lambda: worst,
     )  # fmt: skip
     found = html.timeline_of(report)
-    assert found.states.shape == (400, 350)
-    assert found.left_out == 1200 - 400
+    assert found.states.shape == (400, 300)
+    assert found.left_out == 700 - 400
     # no row that differs is left out, and no difference is lost among its neighbors
     assert set(names[::8]) | {names[-1]} <= {name for name, _ in found.rows}
     assert found.states[found.row_of[names[-1], "Activation"]].max() == html.DIFFERS
@@ -121,7 +116,7 @@ def test_size_of_a_large_report_is_bounded():
     empty = html.render(CompareReport("a", "b", 0, 0, 0))
     assert len(page) - len(empty) < 5_000_000
     assert page.count("<details data-at") == 200
-    assert "The first 200 of 2,501" in page
+    assert "The first 200 of 1,261" in page
 
 
 def test_page_always_has_the_first_unexpected_difference():
@@ -129,10 +124,7 @@ def test_page_always_has_the_first_unexpected_difference():
     many = [Difference(Key("a", "Value", n, 0, 0), found, expected="so") for n in range(2500)]
     last = Difference(Key("the last", "Value", 9999, 0, 0), found)
     page = html.render(CompareReport("a", "b", 2501, 0, 0, (*many, last)))
-    assert "<summary>the last · Value · step 9,999" in page
-
-
-# -- pictures ------------------------------------------------------------------------------
+    assert "<summary>the last  Value  step 9999" in page
 
 
 def test_statistics_that_differ_in_nan_get_the_strongest_color(write):
@@ -144,55 +136,6 @@ def test_statistics_that_differ_in_nan_get_the_strongest_color(write):
     assert report.differences[0].comparison.nonfinite == 1
     assert html.timeline_of(report).sizes[0, 0] == np.inf
     assert compare_runs(one, two, atol=100.0).differences  # no figure measures a NaN
-
-
-@pytest.mark.slow
-@given(
-    st.lists(st.integers(1, 90), min_size=0, max_size=3),
-    st.sampled_from(["f4", "f8", "f2", "i8", "u1", "?", "c8", "bfloat16"]),
-    st.integers(0, 10),
-)
-def test_picture_keeps_the_extreme_of_every_block(shape, dtype, seed):
-    kind = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
-    x = (np.random.default_rng(seed).standard_normal(shape) * 50).astype(kind)
-    found = html.shrink(np.asarray(x))
-    rows, columns = html.flattened(x.shape)
-    assert rows * columns == x.size
-    assert found.shape == (min(64, rows), min(64, columns))
-    flat = np.abs(x) if dtype == "c8" else x.astype(np.float64)
-    flat = np.asarray(flat, np.float64).reshape(rows, columns)
-    for i, part in enumerate(blocks(rows)):
-        for j, across in enumerate(blocks(columns)):
-            block = flat[part, across]
-            assert abs(found[i, j]) == np.abs(block).max()
-            assert found[i, j] in block
-
-
-def blocks(size):
-    edges = [size * i // min(64, size) for i in range(min(64, size) + 1)]
-    return [slice(*pair) for pair in itertools.pairwise(edges)]
-
-
-def test_picture_is_independent_of_chunks(monkeypatch):
-    x = np.random.default_rng(0).standard_normal((130, 999))
-    whole = html.shrink(x, x.round(1))
-    monkeypatch.setattr(html, "_AT_ONCE", 100)
-    assert np.array_equal(whole, html.shrink(x, x.round(1)))
-
-
-def test_picture_marks_values_that_are_not_finite():
-    a = np.array([[1.0, np.nan, np.inf, np.inf]])
-    b = np.array([[1.0, np.nan, np.inf, -np.inf]])
-    traces = html.picture_of(a, b)["data"]
-    marked = [untyped(trace["z"])[0] for trace in traces if "zmin" in trace and trace["zmin"] == 0]
-    assert [np.nonzero(~np.isnan(each))[0].tolist() for each in marked] == [[1, 2, 3]] * 2 + [[3]]
-
-
-def test_values_without_picture():
-    assert html.picture_of("text", "other") is None
-    assert html.picture_of(np.array(["a"]), np.array(["b"])) is None
-    assert html.picture_of(np.empty((0, 3)), np.empty((0, 3))) is None
-    assert len(html.picture_of(np.ones(3), np.ones(4))["layout"]["annotations"]) == 2
 
 
 # -- in a browser --------------------------------------------------------------------------
@@ -220,8 +163,7 @@ def test_browser_draws_and_opens_a_clicked_cell(report, tmp_path):
                 "plotly_click", { points: [{ pointNumber: [1, 3] }] })"""
         )
         opened = page.locator("details[open]")
-        assert "step 3 · rank 0" in opened.locator("summary").inner_text()
-        opened.locator(".hm").nth(2).wait_for()  # A, B and their difference
+        assert "step 3 rank 0" in opened.locator("summary").inner_text()
         assert page.title() == "differ · tensortap compare"
         browser.close()
     assert not said, said  # an error of a script, or something that was to be fetched

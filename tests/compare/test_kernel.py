@@ -96,7 +96,7 @@ def check(found, wanted, exact):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(pair=pairs(), atol=TOLERANCES, rtol=TOLERANCES, equal_nan=st.booleans())
 def test_figures_match_their_definitions(way, pair, atol, rtol, equal_nan):
     a, b = pair

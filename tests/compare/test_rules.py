@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
@@ -19,6 +21,13 @@ from tensortap.rooms.compare.runs import compare_runs
         ('[[rule]]\nkinds = ["Activations"]', "rule 1: unknown kind 'Activations'"),
         ("[[rule]]\natol = -1", "rule 1: atol must be a number of at least 0"),
         ("[[rule]]\nrtol = 'x'", "rule 1: "),
+        ("[[rule]]\nkinds = [{a = 1}]", r"rule 1: .*got `object` - at `\$.kinds"),
+        ("[[rule]]\nkinds = 1", r"rule 1: .*at `\$.kinds"),
+        ("[[rule]]\natol = true", r"rule 1: .*at `\$.atol"),
+        ('[[rule]]\nignore = "no"', r"rule 1: .*at `\$.ignore"),
+        ("rule = [1]", "rule 1: Expected `object`"),
+        ("a = " + "[" * 3000, "recursion"),
+        (f"a = {'9' * 5000}", "digits"),
         ("[other]\n", "only \\[\\[rule\\]\\] tables"),
     ],
 )
@@ -30,6 +39,14 @@ def test_file_errors_name_the_rule(text, where):
 def test_no_such_file(tmp_path):
     with pytest.raises(NotFound):
         load_rules(tmp_path / "rules.toml")
+
+
+def test_neither_pipes_nor_binary_files_are_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "binary").write_bytes(b"\xff\x00")
+    for name, what in {"pipe": "not a regular file", "binary": "not a text"}.items():
+        with pytest.raises(TensortapError, match=what):
+            load_rules(tmp_path / name)
 
 
 def test_rules_override_the_tolerance(write, tmp_path):
@@ -67,7 +84,7 @@ def test_first_matching_rule_applies():
     book = parse_rules('[[rule]]\nnames="x"\natol=1\n[[rule]]\nnames="."\natol=2')
     assert book.find("x", "Value").atol == 1
     assert book.find("y", "Value").atol == 2
-    assert parse_rules("").find("x", "Value") is None
+    assert parse_rules("").find("x", "Value").atol is None
     kinds = parse_rules('[[rule]]\nkinds=["Gradient"]\natol=1')
-    assert kinds.find("x", "Value") is None
+    assert kinds.find("x", "Value").atol is None
     assert kinds.find("x", "Gradient").atol == 1

@@ -29,7 +29,7 @@ def test_runs_that_agree(write):
     report = compare_runs(one, two)
     assert report
     assert (report.compared, report.equal, report.first, report.missing) == (9, 9, None, ())
-    assert "agree: 9 records compared" in str(report)
+    assert "9 records compared" in str(report)
     assert tap.compare(one, two)
     assert tap.compare(tap.open(one), str(two))
 
@@ -45,12 +45,6 @@ def test_first_difference_follows_the_order_of_execution(write):
     assert "culprit: b: everything before it agrees" in report.culprit
     assert "b is 1.5 times a" in str(report.first) or "times" in str(report.first)
     assert report.equal == 6
-
-
-def test_tolerance(write):
-    one, two = write(training()), write(training(lambda n, s, x: x * np.float32(1 + 1e-4)))
-    assert not compare_runs(one, two)
-    assert compare_runs(one, two, rtol=1e-3)
 
 
 def test_missing_records_fail(write):
@@ -97,12 +91,6 @@ def test_mapping(write):
         compare_runs(old, new, mapping=[(r"old\..*", "x")])
 
 
-@pytest.mark.parametrize("text", ["", "no sign", "=x", "(=x", r"a=\2"])
-def test_rejects_invalid_mappings(text):
-    with pytest.raises(TensortapError, match="mapping"):
-        parse_mapping(text)
-
-
 def test_ranks(write):
     def change(name, step, x):
         return x + 1 if (name, step) == ("b", 1) else x
@@ -141,15 +129,6 @@ def test_nan(write):
     assert not compare_runs(one, two, equal_nan=False)
 
 
-def test_small_values_texts_and_containers(write):
-    values = [1.5, "text", None, [1, 2.5], {"a": np.arange(3)}]
-    one = write([(f"v{i}", "Value", 0, v) for i, v in enumerate(values)])
-    assert compare_runs(one, write([(f"v{i}", "Value", 0, v) for i, v in enumerate(values)]))
-    values[4] = {"a": np.array([0, 1, 5])}
-    report = compare_runs(one, write([(f"v{i}", "Value", 0, v) for i, v in enumerate(values)]))
-    assert [d.key.name for d in report.differences] == ["v4"]
-
-
 @pytest.mark.slow
 def test_dumps(tmp_path):
     import torch
@@ -186,13 +165,6 @@ def test_provenance(tmp_path):
     found = compare_runs(*paths).provenance
     assert found["environment"] == ({"MY_SETTING": "1"}, {"MY_SETTING": "2"})
     assert "packages" not in found
-
-
-def test_progress(write):
-    seen = []
-    one, two = write(training()), write(training(lambda n, s, x: x + 1))
-    compare_runs(one, two, progress=lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (9, 9)
 
 
 def test_first_bitwise_difference_and_the_tolerance_that_passes_all(write):

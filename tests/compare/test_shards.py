@@ -35,7 +35,7 @@ PARALLEL = """
             tap.catch(distribute_tensor(bias, mesh, [Replicate()]), "bias")
             parts = torch.chunk(weight, 4, 0)
             start = sum(len(part) for part in parts[:rank])
-            tap.catch(parts[rank], "rows", shard=tap.Shard((10, 6), (start, 0)))
+            tap.catch(parts[rank], "rows", shard=tap.core.record.Shard((10, 6), (start, 0)))
         assert tap.flush(60)
         dist.barrier()
         tap.finish()
@@ -51,6 +51,58 @@ ONE = """
         weight, bias = torch.randn(10, 6), torch.randn(6)
         tap.catch(weight, "weight"); tap.catch(bias, "bias"); tap.catch(weight, "rows")
 """
+
+
+DDP = """
+    import os, sys, torch, torch.distributed as dist
+    import tensortap as tap
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if world > 1:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=world)
+
+    class Rotary(torch.nn.Module):
+        def forward(self, length):
+            return torch.outer(torch.arange(length), torch.ones(4)).cos()
+
+    class Model(torch.nn.Module):
+        def __init__(self, fault):
+            super().__init__()
+            self.rotary_emb, self.fault = Rotary(), fault
+            self.a, self.b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+            self.dead = torch.nn.ReLU()
+        def forward(self, x):
+            y = self.a(x) + self.rotary_emb(x.shape[1])
+            return self.b(y + self.fault) + self.dead(-y.abs())
+
+    for folder in ("right", "wrong")[:world]:
+        tap.init(folder)
+        torch.manual_seed(0)
+        model = Model(0.3 if folder == "wrong" else 0.0)
+        wrapped = torch.nn.parallel.DistributedDataParallel(model) if world > 1 else model
+        x = torch.randn(8, 3, 4)
+        with tap.track(model, kind="activation") as tracker:
+            wrapped(x.chunk(world)[rank]).square().mean().backward()
+            tracker.step()
+        assert tap.flush(60)
+        dist.barrier() if world > 1 else None
+        tap.finish()
+"""
+
+
+def test_outputs_without_a_batch_dimension_are_replicas(tmp_path, forks):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    run_in(tmp_path / "one", forks, DDP)
+    run_in(tmp_path / "two", forks, DDP, str(tmp_path / "store"), world=2)
+    (one,), (right,), (wrong,) = (
+        list((tmp_path / name).iterdir()) for name in ("one/right", "two/right", "two/wrong")
+    )
+    report = compare_runs(one, right, rtol=1e-4)
+    assert report, str(report)
+    assert report.compared == 5
+    for report in (compare_runs(one, wrong, rtol=1e-4), compare_runs(wrong, one, rtol=1e-4)):
+        assert report.culprit == "culprit: b: everything before it agrees, its output does not"
 
 
 def run_in(folder, forks, code, *args, world=None):
@@ -124,7 +176,7 @@ def record_all(folder, parts):
 def test_replicas_must_agree(tmp_path):
     x = np.arange(6.0)
     plain = record_all(tmp_path / "a", [(x, None)])
-    same = tap.Shard((6,), (0,), ("R",))
+    same = tap.core.record.Shard((6,), (0,), ("R",))
     good = record_all(tmp_path / "b", [(x, same), (x, same)])
     bad = record_all(tmp_path / "c", [(x, same), (x + 1, same)])
     assert compare_runs(plain, good)
@@ -135,8 +187,8 @@ def test_replicas_must_agree(tmp_path):
 def test_incomplete_shards(tmp_path):
     x = np.arange(6.0)
     plain = record_all(tmp_path / "a", [(x, None)])
-    half = record_all(tmp_path / "b", [(x[:3], tap.Shard((6,), (0,)))])
+    half = record_all(tmp_path / "b", [(x[:3], tap.core.record.Shard((6,), (0,)))])
     report = compare_runs(plain, half)
     assert "3 of 6 elements are in no shard" in str(report.first)
-    beyond = record_all(tmp_path / "c", [(x, tap.Shard((6,), (3,)))])
+    beyond = record_all(tmp_path / "c", [(x, tap.core.record.Shard((6,), (3,)))])
     assert "outside" in str(compare_runs(plain, beyond).first)

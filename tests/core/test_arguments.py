@@ -40,12 +40,10 @@ def given(tmp_path_factory):
 CALLS = [
     # the live session
     (lambda g: tap.get(0), "name must be a string, got 0"),
-    (lambda g: tap.get(["loss"]), "name must be a string, got ['loss']"),
     (lambda g: tap.get("loss", "last"), "index must be a whole number, got 'last'"),
     (lambda g: tap.get("loss", step=1.5), "step must be a whole number, got 1.5"),
     (lambda g: tap.get("loss", kind=3), "kind must be a string, got 3"),
     (lambda g: tap.get_all("loss", rank="all"), "rank must be a whole number, got 'all'"),
-    (lambda g: tap.get(None), "name must be a string, got None"),
     (lambda g: tap.status("long"), "seconds must be a number, got 'long'"),
     (lambda g: tap.status(-1), "seconds must be at least 0 seconds, got -1"),
     (lambda g: tap.serve(host=3), "host must be a string, got 3"),
@@ -55,7 +53,7 @@ CALLS = [
     (lambda g: session.start(memory=0), "memory must be more than 0, got 0"),
     (lambda g: tap.open(3), "where must be a string or a path, got 3"),
     (lambda g: tap.open(timeout=None), "timeout must be a number, got None"),
-    (lambda g: tap.flush("soon"), "timeout must be a number of seconds, got 'soon'"),
+    (lambda g: tap.flush("soon"), "timeout must be a number, got 'soon'"),
     # runs
     (lambda g: list(g.run.records(3)), "name must be a string, got 3"),
     (lambda g: g.run.get("0", rank=[0]), "rank must be a whole number or a string, got [0]"),
@@ -84,6 +82,8 @@ CALLS = [
     (lambda g: tap.track(g.model, every="x"), "every must be a whole number, got 'x'"),
     (lambda g: tap.track(g.model, init_step=-1), "init_step must be at least 0, got -1"),
     (lambda g: tap.track(g.model, stash=3), "stash must be a function, got 3"),
+    (lambda g: tap.track(module=g.model), "no option module; instead of module, pass the model"),
+    (lambda g: tap.track(g.model, stash_value=len, use_wandb=True), "instead of stash_value, use"),
     (lambda g: tap.track(g.model, alerts=3), "alerts must be a function or a list of them, got 3"),
     (lambda g: tap.track(g.model, alerts=True, on_alert=3), "on_alert must be a function or a"),
     (lambda g: tap.trace(g.model, 3), "paths must be a path like 'forward.x' or several, got 3"),
@@ -93,7 +93,7 @@ CALLS = [
     (lambda g: tap.watch(g.model, print, rank=[]), "rank must not be empty"),
     (lambda g: tap.watch(g.model, print, rate=0), "rate must be greater than 0, got 0"),
     (lambda g: tap.watcher(), "no watcher is running: call tap.watch(...) first"),
-    (lambda g: tap.Recorder(None), "folder must be a path, got None"),
+    (lambda g: tap.Recorder(None), "folder must be a string or a path, got None"),
     (lambda g: tap.Recorder(colormap=3), "colormap must be a name or at least two colors, got 3"),
     (lambda g: tap.Recorder(legend_color=3), "legend_color: a color is three numbers"),
     (lambda g: tap.Recorder(theme=["dark"]), "theme must be dark or light, got ['dark']"),
@@ -110,9 +110,8 @@ CALLS = [
     (lambda g: viz.scalar_global_heatmap(g.run, inc=0), "inc must be at least 1, got 0"),
     (
         lambda g: viz.scalar_global_heatmap(g.run, scalar_metric=3),
-        "scalar_metric must be a string or a list of strings, got 3",
+        "scalar_metric must be a string, got 3",
     ),
-    (lambda g: viz.scalar_global_heatmap(g.run, tt=[]), "tt must not be empty: leave it out"),
     (lambda g: viz.interactive(viz.exp_hist, g.run, tt=[3]), "tt must be a string or a list of"),
     (lambda g: viz.exp_hist(g.run, over="x"), "over must be 'steps', got 'x'"),
     (lambda g: viz.exp_hist(g.run, dtype_annotation=3), "dtype_annotation must be True or"),
@@ -147,15 +146,16 @@ def test_error_names_the_argument(call, message, given, tmp_path, monkeypatch):
         ({"every": 1.5}, "every must be a whole number, got 1.5"),
         ({"first": "x"}, "first must be a whole number, got 'x'"),
         ({"server": 3}, "server must be 'host' or 'host:port', got 3"),
-        ({"shard": 3}, "shard must be a tap.Shard, got 3"),
+        ({"shard": 3}, "shard must be a Shard, got 3"),
     ],
 )
 def test_catch_raises_only_if_it_may(options, message, open_run, monkeypatch, caplog, errors):
     del open_run  # the value has somewhere to go
     named = {"name": f"the value of {message}", **options}
-    tap.catch(1.0, **named)
-    assert message in caplog.text
-    assert errors() == 1
+    for _ in range(2):
+        tap.catch(1.0, **named)
+    assert [message in record.getMessage() for record in caplog.records] == [True]  # logged once
+    assert errors() == 2
     monkeypatch.setattr(tap.capture.pipeline.pipeline, "strict", True)
     with pytest.raises((TypeError, ValueError), match=re.escape(message)):
         tap.catch(1.0, **named)

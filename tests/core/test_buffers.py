@@ -23,9 +23,7 @@ SOURCE = str(Path(__file__).parents[2] / "src")
 def prepared(pool):
     """Return the pool with a complete arena."""
     pool.prepare()
-    for thread in threading.enumerate():
-        if thread.name == "tensortap-arena":
-            thread.join(60)
+    pool.extend(pool.nbytes)
     return pool
 
 
@@ -56,7 +54,7 @@ def test_uses_private_memory_when_the_arena_is_full():
 
 
 @given(st.lists(st.tuples(st.integers(1, 300_000), st.integers(0, 5)), max_size=40))
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_leased_blocks_never_overlap(requests):
     pool = Pool(1 << 20, shared=False)
     held = []
@@ -69,8 +67,9 @@ def test_leased_blocks_never_overlap(requests):
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
 
 
-def test_many_threads_share_a_pool():
-    pool = prepared(Pool(shared=False))
+@pytest.mark.parametrize("nbytes", [1 << 28, 0], ids=["arena", "chunks"])
+def test_many_threads_share_a_pool(nbytes):
+    pool = prepared(Pool(nbytes, shared=False))
     wrong = []
 
     def work(mark: int) -> None:
@@ -86,7 +85,10 @@ def test_many_threads_share_a_pool():
     for thread in threads:
         thread.join()
     assert not wrong
-    assert pool.acquire_shared(pool.nbytes) is not None, "a block was not returned"
+    if nbytes:
+        assert pool.acquire_shared(nbytes) is not None, "a block was not returned"
+    else:
+        assert pool.taken == 32 << 20  # the segment that small blocks are cut from
 
 
 def resident(address: int) -> int:
@@ -95,14 +97,44 @@ def resident(address: int) -> int:
     return int(smaps[smaps.index(f"{address:x}-") :].split("Rss:")[1].split()[0])
 
 
-def test_prepares_the_arena_in_the_background():
+def test_arena_takes_only_what_is_used(monkeypatch):
     pool = Pool(80 << 20)
     pool.prepare()
-    first = pool.acquire(64 << 20)
-    assert first.segment.number == 1  # this part is ready at once
-    prepared(pool)
-    assert pool.acquire(16 << 20).segment.number == 1
-    assert resident(first.segment.address) == 80 << 10
+    leases = [pool.acquire(1 << 20)]
+    where = leases[0].segment.address
+    assert resident(where) == pool.taken >> 10 == 16 << 10  # ready at once
+    for _ in range(39):
+        leases.append(pool.acquire(1 << 20))
+        pool.tidy()
+    assert all(lease.segment.number == 1 for lease in leases)
+    assert resident(where) == pool.taken >> 10 == 56 << 10
+    assert pool.acquire_shared(30 << 20) is None
+    assert pool.extend(30 << 20)  # up to its size
+    assert not pool.extend(30 << 20)
+    monkeypatch.setattr(buffers, "_KEPT", 0.0)
+    pool.tidy()
+    pool.tidy()
+    assert resident(where) == 80 << 10  # blocks of it are leased
+    leases.clear()
+    pool.tidy()
+    assert (resident(where), pool.taken) == (0, 0)
+    pool.tidy()
+    assert pool.acquire(1 << 20).address == where
+
+
+def test_pinned_arena_stays(monkeypatch):
+    monkeypatch.setattr(buffers, "_KEPT", 0.0)
+    pool = Pool(80 << 20)
+    pool.prepare(whole=True)
+    lease = pool.acquire(70 << 20)
+    lease.writable[:1] = b"x"
+    assert lease.segment.number == 1
+    where = lease.address
+    del lease
+    for _ in range(3):
+        pool.tidy()
+    assert bytes(pool.acquire(70 << 20).writable[:1]) == b"x"
+    assert pool.acquire(70 << 20).address == where
 
 
 @pytest.mark.parametrize("failing", [23, 25], ids=["populate", "collapse"])
@@ -124,20 +156,6 @@ def test_prepares_an_arena_on_an_older_kernel(monkeypatch, failing):
     assert set(mapped(lease).memory[::4096]) == {ord("x")}
 
 
-def test_prepares_at_the_priority_of_training():
-    """Else training waits for a thread that holds the lock of the memory map and cannot run."""
-    segment, priorities = Segment(1, 1 << 20, shared=True), []
-
-    def prepare():
-        segment.prepare(0, 1 << 20)
-        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-
-    thread = threading.Thread(target=prepare)
-    thread.start()
-    thread.join(60)
-    assert priorities == [os.getpriority(os.PRIO_PROCESS, 0)]
-
-
 def test_releases_private_memory_beside_an_arena(monkeypatch):
     pool = prepared(Pool(4 << 20))
     leases = [pool.acquire(1 << 20) for _ in range(7)]
@@ -145,13 +163,12 @@ def test_releases_private_memory_beside_an_arena(monkeypatch):
     monkeypatch.setattr(buffers, "_KEPT", 0.0)
     pool.tidy()
     assert pool.taken == 7 << 20  # blocks of it are leased
+    pool.acquire(1 << 20)
     leases.clear()
-    monkeypatch.setattr(buffers, "_KEPT", 60.0)
     pool.tidy()
-    assert pool.taken == 7 << 20  # it was used just now
-    monkeypatch.setattr(buffers, "_KEPT", 0.0)
+    assert pool.taken == 8 << 20  # it was used just now
     pool.tidy()
-    assert pool.taken == 4 << 20
+    assert pool.taken == 0
 
 
 def test_blocks_that_wait_for_long_do_not_keep_memory_of_others(monkeypatch):
@@ -330,23 +347,3 @@ assert bytes(mine.view) == b"p" * 100_000
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-
-
-def test_many_threads_use_private_memory():
-    pool = Pool(0, limit=lambda: 1 << 30)
-    errors = []
-
-    def work() -> None:
-        try:
-            for _ in range(500):
-                pool.acquire(20_000)
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert pool.taken == 32 << 20  # the segment that small blocks are cut from

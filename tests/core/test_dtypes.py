@@ -5,28 +5,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tensortap.core import dtypes
-from tensortap.core.dtypes import (
-    DTYPES,
-    FloatFormat,
-    decoded_floats,
-    float_values,
-    itemsize,
-    name_of,
-    numpy_dtype,
-)
+from tensortap.core.dtypes import DTYPES, itemsize, name_of, numpy_dtype
 from tensortap.core.errors import CaptureError
-from tensortap.core.record import TensorData
-from tensortap.rooms.compare import compare_values
 from tensortap.stats import _kernel as kernel
 from tensortap.stats.numpy_summary import summarize_array
 from tensortap.stats.summarize import code_of, summarize_memory
-from tensortap.values import view
 
-FLOATS = [row for row in DTYPES.values() if row.kind == "float"]
 NUMPY_ONLY = [
     "<M8[ns]", "<M8[7us]", "<M8", "<m8[D]", ">M8[s]", "<U5", ">U3", "|S3", "|V8",
     ">i2", ">u4", ">i8", ">f2", ">f4", ">f8", ">c8", ">c16",
@@ -67,16 +52,6 @@ class TestRegistry:
         smallest, largest = math.frexp(info.smallest_subnormal)[1], math.frexp(info.max)[1]
         assert row.exponents == (smallest - 1, largest - 1)
 
-    @pytest.mark.parametrize("row", **named(FLOATS))
-    def test_special_values(self, row):
-        patterns = np.arange(1 << min(row.bits, 16), dtype=f"u{min(row.itemsize, 2)}")
-        if row.itemsize > 2:  # the upper half decides
-            patterns = patterns.astype(f"u{row.itemsize}") << np.uint64(8 * row.itemsize - 16)
-        with np.errstate(invalid="ignore"):  # signaling NaNs are among the patterns
-            values = patterns.view(numpy_dtype(row.name)).astype(np.float64)
-        special = {"inf": np.isinf(values).any(), "nan": np.isnan(values).any()}
-        assert row.special == tuple(name for name, there in special.items() if there)
-
     def test_every_dtype_of_torch_that_holds_plain_data_has_a_row(self):
         theirs = {n for n in dir(torch) if isinstance(getattr(torch, n), torch.dtype)}
         known = {getattr(torch, row.torch) for row in DTYPES.values() if row.torch}
@@ -100,33 +75,6 @@ class TestRegistry:
         for name in plain:
             assert f'"dtype":"{DTYPES[name].safetensors}"'.encode() in data
         assert set(load(data)) == set(plain)
-
-
-@pytest.mark.parametrize(
-    "name",
-    "float16 bfloat16 float8_e3m4 float8_e4m3 float8_e4m3fn float8_e5m2 float6_e2m3fn "
-    "float6_e3m2fn float4_e2m1fn".split(),
-)
-def test_a_row_says_what_the_bits_of_a_float_mean(name):
-    row = DTYPES[name]
-    patterns = np.arange(1 << row.bits, dtype=f"u{row.itemsize}")
-    with np.errstate(invalid="ignore"):
-        values = patterns.view(numpy_dtype(name)).astype(np.float32)
-    assert np.array_equal(decoded_floats(row.bits, row.format, row.special), values, equal_nan=True)
-
-
-def test_a_float_that_numpy_lacks_needs_one_row(monkeypatch):
-    made_up = DTYPES["float8_e3m4"]._replace(
-        name="float8_e2m5", format=FloatFormat(6, 0, 7.875), special=(), numpy=""
-    )
-    monkeypatch.setitem(DTYPES, "float8_e2m5", made_up)
-    monkeypatch.setitem(dtypes._SIZES, "float8_e2m5", 1)
-    for cached in (numpy_dtype, float_values):
-        monkeypatch.setattr(dtypes, cached.__name__, cached.__wrapped__)
-        monkeypatch.setattr(view, cached.__name__, cached.__wrapped__)
-    tensor = TensorData("numpy", "float8_e2m5", (2, 2), bytes([1, 32, 127, 160]))
-    assert view.array_of(tensor).tolist() == [[2**-5, 1.0], [7.875, -1.0]]
-    assert compare_values(tensor, np.array([[2**-5, 1.0], [7.875, -1.0]]))
 
 
 class TestKernel:
@@ -181,15 +129,6 @@ def test_aliases_have_one_name(alias):
 def test_rejects_hostile_names(name):
     with pytest.raises(ValueError, match="no dtype is called"):
         itemsize(name)
-
-
-@given(st.text(max_size=12))
-def test_any_text_is_a_known_name_or_rejected(name):
-    try:
-        size = itemsize(name)
-    except ValueError:
-        return
-    assert numpy_dtype(name).itemsize == size
 
 
 @pytest.mark.parametrize(

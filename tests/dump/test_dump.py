@@ -126,9 +126,8 @@ def test_pickle_needs_trust(run):
 
 
 def test_object_that_cannot_be_saved_is_missing(run, caplog):
-    before = set(run.iterdir())
     assert tap.dump(lambda: 1, "f") is None
-    assert set(run.iterdir()) == before
+    assert not list(run.glob("*.pkl"))  # nor a draft
     assert "'f' was not" in caplog.text
     tap.dump(1, "g")
     assert tap.flush(60)

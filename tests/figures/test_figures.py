@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 
 import numpy as np
 import plotly.graph_objects as go
@@ -23,13 +24,13 @@ from tensortap.rooms.figures.figures import (
     sparkline,
     training_figure,
 )
-from tensortap.rooms.figures.figures.theme import DARK, LIGHT, dark_colors
-from tensortap.rooms.figures.figures.traces import decimate
+from tensortap.rooms.figures.figures.parts import decimate
+from tensortap.rooms.figures.figures.theme import COLORS, DARK, dark_colors, themed
+from tensortap.rooms.formats.losses import limits, shares
 from tensortap.stats import summarize_array
-from tensortap.stats.formats import what_if
 from tensortap.table.table import table_of
 from tensortap.values.snapshot import borrow
-from tests.figures.conftest import HOSTILE, LAYERS, STEPS, training, values
+from tests.figures.conftest import HOSTILE, LAYERS, training, values
 
 ACTIVATION = Kind.ACTIVATION.value
 
@@ -43,9 +44,9 @@ def strings(part):
     return [part] if isinstance(part, str) else []
 
 
-def every_figure(table, theme):
+def every_figure(table):
     """Yield one figure of each kind, with every element it can have."""
-    common = {"kind": ACTIVATION, "theme": theme}
+    common = {"kind": ACTIVATION}
     yield lines_figure(table, names=LAYERS, metrics=["rm2", "mean"], step=3, **common)
     yield lines_figure(table, names=LAYERS, metrics=["rm2"], panels="name", col_wrap=2, **common)
     yield heatmap_figure(table, metric="rm2", step=3, **common)
@@ -56,20 +57,20 @@ def every_figure(table, theme):
                 table, name=LAYERS[3], step=4, over=over, dtype_annotation=dtype, **common
             )
     yield exponents_figure(table, name=LAYERS, step=7, dtype_annotation="float8_e5m2", **common)
-    yield training_figure(table, step=3, theme=theme)
+    yield training_figure(table, step=3)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_every_figure_is_valid_json_and_valid_plotly(table, theme):
-    for figure in every_figure(table, theme):
-        json.dumps(figure, allow_nan=False)
-        assert go.Figure(figure).data
+    for figure in every_figure(table):
+        json.dumps(themed(figure, theme), allow_nan=False)
+        assert go.Figure(themed(figure, theme)).data
 
 
 @pytest.mark.attack("script in names")
 def test_escapes_names(table):
     markup = 0
-    for figure in every_figure(table, "light"):
+    for figure in every_figure(table):
         for text in strings({key: figure["layout"].get(key) for key in ("annotations", "title")}):
             assert "<b>" not in text
             assert "<img" not in text
@@ -82,17 +83,16 @@ def test_escapes_names(table):
 
 
 def test_dark_figures_have_no_light_color(table):
-    light = {c for colors in LIGHT for c in ((colors,) if isinstance(colors, str) else colors)}
+    light = {c for colors in COLORS for c in ((colors,) if isinstance(colors, str) else colors)}
     dark = {c for colors in DARK for c in ((colors,) if isinstance(colors, str) else colors)}
-    for figure in every_figure(table, "dark"):
-        used = {text for text in strings(figure) if text.startswith("#") and len(text) == 7}
-        assert not used & (light - dark)
+    for figure in every_figure(table):
+        found = " ".join(strings(themed(figure, "dark")))
+        assert not set(re.findall("#[0-9a-f]{6}", found)) & (light - dark)
     assert len(dark_colors()) == len(light)
-
-
-def test_rejects_unknown_themes(table):
+    named = {"data": [{"name": COLORS.page, "y": [COLORS.page], "text": COLORS.page}], "layout": {}}
+    assert themed(named, "dark") == named  # a name is no color
     with pytest.raises(ValueError, match="theme must be 'light' or 'dark', got 'sepia'"):
-        training_figure(table, theme="sepia")
+        themed(named, "sepia")
 
 
 # -- decimation ----------------------------------------------------------------------------
@@ -214,12 +214,6 @@ def test_marks_zeros_on_a_logarithmic_axis():
     assert (zeros["x"], zeros["customdata"]) == ([1], [0.0])
 
 
-def test_explains_missing_statistics(table):
-    figure = lines_figure(table, names=["no such"], kind=ACTIVATION, metrics=["rm2"])
-    assert figure["layout"]["annotations"][0]["text"] == "no Activation statistics of no such"
-    assert figure["data"] == []
-
-
 # -- the heatmap ---------------------------------------------------------------------------
 
 
@@ -249,37 +243,49 @@ def test_colors_tensors_with_nan_or_inf(table):
     assert shown == ["holds NaN", "holds Inf", "alert"]
 
 
-def test_columns_show_the_record_that_matters_most(table):
+def test_columns_show_the_labelled_step_and_every_nan(table):
     figure = heatmap_figure(table, kind=ACTIVATION, metric="max_abs", inc=5)
     base = figure["data"][0]
     assert untyped(base["x"]).tolist() == [0, 5, 10]
     custom = untyped(base["customdata"])
-    assert custom[0, 0, 1] == 4  # the values grow: the last of the five is the largest
+    assert custom[0, :, 1].tolist() == [0, 5, 10]  # although the values grow
     assert flagged(figure, "NaN") == [[2, 1]]
     assert custom[2, 1, 1] == 7
-    least = heatmap_figure(table, kind=ACTIVATION, metric="min_abs", inc=12)
-    smallest = min((summarize_array(values(0, s, Kind.ACTIVATION)).min_abs, s) for s in range(12))
-    assert untyped(least["data"][0]["customdata"])[0, 0, 1] == smallest[1]
+    every_third = table_of([
+        Record("fc", Kind.WEIGHT, step, 0, step, 0, 1, 0, stats=summarize_array(np.array([step])))
+        for step in range(0, 12, 3)
+    ])  # fmt: skip
+    base = heatmap_figure(every_third, kind="Weight", metric="rm2", inc=2)["data"][0]
+    assert untyped(base["x"]).tolist() == untyped(base["customdata"])[0, :, 2].tolist()
+    assert untyped(base["x"]).tolist() == [0, 3, 6, 9]
 
 
-@pytest.mark.slow
-def test_draws_five_thousand_layers():
-    names = [f"layers.{i}.weight" for i in range(5000)]
-    usual = summarize_array(np.ones(2, "f4"))
-    bad = summarize_array(np.array([np.nan], "f4"))
+def test_columns_that_share_a_cell_show_the_record_that_matters_most():
     records = [
-        Record(name, Kind.WEIGHT, step, 0, 5000 * step + i, 0, 1, 0,
-               stats=bad if (i, step) == (3210, 1) else usual)
-        for step in range(3) for i, name in enumerate(names)
-    ]  # fmt: skip
+        Record("fc", Kind.WEIGHT, s, 0, s, 0, 1, 0, stats=summarize_array(np.array([s % 7 + 1.0])))
+        for s in range(1000)
+    ]
+    shown = {}
+    for metric in ("max_abs", "min_abs"):
+        base = heatmap_figure(table_of(records), kind="Weight", metric=metric)["data"][0]
+        shown[metric] = untyped(base["customdata"])[0, 3, 1:].tolist()
+    assert shown == {"max_abs": [6, 7], "min_abs": [7, 1]}
+
+
+def test_many_layers_share_rows():
+    names = [f"layers.{i}.weight" for i in range(900)]
+    usual, bad = (summarize_array(np.array([value], "f4")) for value in (1.0, np.nan))
+    records = [
+        Record(name, Kind.WEIGHT, 0, 0, i, 0, 1, 0, stats=bad if i == 321 else usual)
+        for i, name in enumerate(names)
+    ]
     figure = heatmap_figure(table_of(records), kind="Weight", metric="rm2")
     base = figure["data"][0]
-    tile = figure["layout"]["meta"]["tile"]
-    assert untyped(base["z"]).shape == (385, 3)
-    assert len(set(base["y"])) == 385
-    assert flagged(figure, "NaN") == [[3210 // tile, 1]]
-    assert untyped(base["customdata"])[3210 // tile, 1].tolist()[:2] == [3210, 1]
-    assert len(json.dumps(figure)) < 500_000
+    assert figure["layout"]["meta"]["tile"] == 3
+    assert untyped(base["z"]).shape == (300, 1)
+    assert len(set(base["y"])) == 300
+    assert flagged(figure, "NaN") == [[107, 0]]
+    assert untyped(base["customdata"])[107, 0].tolist()[:2] == [321, 0]
 
 
 def test_marks_alerts(table):
@@ -301,8 +307,6 @@ def test_marks_alerts(table):
 def test_centers_signed_statistics_at_zero(table):
     base = heatmap_figure(table, kind="Gradient", metric="mean")["data"][0]
     assert base["zmin"] == -base["zmax"]
-    with pytest.raises(ValueError, match="inc must be at least 1, got 0"):
-        heatmap_figure(table, kind="Gradient", metric="mean", inc=0)
 
 
 def test_labels_are_distinct():
@@ -325,11 +329,12 @@ def test_bars_and_shares_are_exact(table):
     held = {x: n for x, n in zip(bars["x"], bars["customdata"], strict=True) if n}
     assert held == summary.exponents
     assert sum(bars["y"]) == pytest.approx(100)
-    expected = what_if(summary, "float8_e4m3fn")
+    row = table.rows(kind=ACTIVATION, names=[LAYERS[1]], step=3)
+    expected = shares(table.exponents(row), limits("float8_e4m3fn"))
     facts = figure["layout"]["annotations"][1]["text"]
-    assert f"{share(expected.subnormal)} subnormal" in facts
-    assert share(expected.underflow).removesuffix(" %") in facts
-    assert expected.underflow > 0
+    assert f"{share(expected['subnormal'][0])} subnormal" in facts
+    assert share(expected["underflow"][0]).removesuffix(" %") in facts
+    assert expected["underflow"][0] > 0
     ends = [s["x0"] for s in figure["layout"]["shapes"] if s["type"] == "line"]
     assert ends == [-10, -6, pytest.approx(np.log2(464))]
 
@@ -378,12 +383,6 @@ def test_marks_steps_that_are_not_finite(table):
     assert none["layout"]["annotations"][0]["text"] == "no value of h (Gradient) is finite"
 
 
-def test_heatmap_range_ends_with_its_cells(table):
-    made = heatmap_figure(table, kind=ACTIVATION, metric="rm2")["layout"]
-    assert made["xaxis"]["range"] == [-0.5, STEPS - 0.5]
-    assert made["yaxis"]["range"] == [len(LAYERS) - 0.5, -0.5]
-
-
 def test_explains_missing_exponents(table):
     figure = exponents_figure(table, name="embed", kind=ACTIVATION, step=99)
     assert figure["layout"]["annotations"][0]["text"].startswith("no exponents of embed")
@@ -412,14 +411,6 @@ def test_marks_a_loss_that_is_not_finite():
     assert "at %{x}" in line["hovertemplate"]  # beside the gap plotly shows a neighbor
     assert marks["x"] == [1, 2]
     assert (steps["name"], steps["x"]) == ("step", [0, 1, 2, 3])
-
-
-def test_draws_two_metrics_on_two_axes():
-    steps = np.arange(3)
-    curves = {"loss": (steps, np.ones(3)), "lr": (steps, np.full(3, 1e-4))}
-    figure = training_figure(curves)
-    assert [trace["yaxis"] for trace in figure["data"]] == ["y", "y2", "y9"]
-    assert figure["layout"]["yaxis2"]["side"] == "right"
 
 
 @pytest.mark.parametrize(
@@ -457,11 +448,6 @@ def test_encodes_arrays_exactly(array):
     np.testing.assert_array_equal(untyped(sent), array)
 
 
-def test_share_never_rounds_to_0_or_100_percent():
-    assert share(1e-12) != share(0.0)
-    assert share(1 - 1e-12) != share(1.0)
-
-
 def test_tensors_without_statistics_are_not_shown_as_nan():
     def caught(name, step, value):
         return Record(name, Kind.VALUE, step, 0, step, 0, 1, step, value=borrow(value))
@@ -476,3 +462,9 @@ def test_tensors_without_statistics_are_not_shown_as_nan():
     whole = heatmap_figure(table, kind="Value", metric="value")
     assert whole["layout"]["meta"]["layers"] == ["loss"]
     assert [t["name"] for t in whole["data"]] == ["value", "NaN", "holds NaN", "Inf", "holds Inf"]
+
+
+def test_axis_of_a_number_that_never_changes():
+    made = training_figure({"lr": (np.arange(3), np.full(3, 1e-3))})
+    low, high = made["layout"]["yaxis"]["range"]
+    assert 0 < low < 1e-3 < high < 2e-3

@@ -18,8 +18,8 @@ from tensortap.core.errors import MissingExtra, NotFound
 from tensortap.core.history import History
 from tensortap.page.encoding import untyped
 from tensortap.rooms import figures as viz
-from tensortap.rooms.figures.interaction import curves_of, prepare_colab
-from tests.figures.conftest import HOSTILE, LAYERS, training
+from tensortap.rooms.figures.interaction import curves_of
+from tests.figures.conftest import HOSTILE, training
 
 
 def click(figure, trace, point, x=0):
@@ -99,7 +99,7 @@ def test_widgets_change_the_figure(run_path):
     assert "no layer of Gradient is chosen" in heading(shown.figure)
 
 
-def test_kinds_and_statistics_are_facets(run_path):
+def test_kinds_are_facets(run_path):
     kinds = ["Activation", "Gradient"]
     lines = viz.interactive(viz.scalar_line, run_path, tt=kinds, layer="embed")
     assert [note.text for note in lines.figure.layout.annotations] == kinds
@@ -111,23 +111,15 @@ def test_kinds_and_statistics_are_facets(run_path):
     assert [n.text for n in bars.figure.layout.annotations[::2]] == [
         f"embed · {kind}" for kind in kinds
     ]
-    cells = viz.interactive(
-        viz.scalar_global_heatmap, run_path, tt=kinds, scalar_metric=["rm2", "std"]
-    )
-    third = next(i for i, trace in enumerate(cells.figure.data) if trace.yaxis == "y3")
-    click(cells.figure, third, [0, 5])
-    assert heading(cells.detail) == "embed · Gradient · step 5"
-    cells.metrics.value = ("std",)
-    assert [note.text for note in cells.figure.layout.annotations] == [
-        "Activation · std", "Gradient · std",
-    ]  # fmt: skip
+    with pytest.raises(ValueError, match="one kind of tensor and one statistic"):
+        viz.interactive(viz.scalar_global_heatmap, run_path, tt=kinds)
 
 
 def test_chosen_format_is_drawn(run_path):
     shown = viz.interactive(viz.exp_hist, run_path, layer="embed", tt="Activation")
     assert len(shown.figure.layout.shapes) == 0
     shown.dtype.value = "float8_e5m2"
-    assert len(shown.figure.layout.shapes) == 5
+    assert len(shown.figure.layout.shapes) == 3
     shown.dtype.value = "no format"
     assert len(shown.figure.layout.shapes) == 0
 
@@ -194,18 +186,6 @@ def test_several_formats_are_one_choice(run_path):
     assert "float32" in str(shown.figure.layout.annotations)
 
 
-def test_displays_in_a_notebook(run_path):
-    shown = viz.interactive(viz.exp_hist, run_path, layer=LAYERS[:2])
-    bundle = shown._repr_mimebundle_()
-    bundle = bundle[0] if isinstance(bundle, tuple) else bundle
-    assert "application/vnd.jupyter.widget-view+json" in bundle
-    assert shown._upper in shown.box.children
-    assert shown._upper.children == (shown.loss,)
-    assert shown._middle.children == (shown.figure,)
-    bare = viz.interactive(viz.exp_hist, [r for r in training() if r.kind is not tap.Kind.METRIC])
-    assert bare._upper not in bare.box.children
-
-
 def test_reads_training_statistics_from_any_source(run_path, table):
     frame = tap.open(run_path).metrics()
     for stats in (None, frame, frame.set_index("step"), {"step": range(12), "loss": frame["loss"]}):
@@ -230,30 +210,20 @@ class TrainingStats:  # as other tools define it
     [
         {"steps": STEPS, "train_loss": LOSS},
         {"step": STEPS[::-1], "train_loss": LOSS[::-1]},
-        {"train_loss": (STEPS, LOSS)},
-        {"Steps": STEPS, "train_loss": LOSS},
         {"global_step": STEPS, "train_loss": LOSS},
         TrainingStats(STEPS, LOSS),
         pd.DataFrame({"steps": STEPS, "train_loss": LOSS, "note": ["a", "b", "c"]}),
         pd.DataFrame({"train_loss": LOSS, "Iteration": STEPS}),
         pd.DataFrame({"train_loss": LOSS}, index=STEPS),
         pd.Series(LOSS, index=STEPS, name="train_loss"),
-        pd.Series(LOSS, index=STEPS),
-        (STEPS, LOSS),
-        np.array([STEPS, LOSS]),
     ],
     ids=str,
 )
 def test_training_statistics_have_their_steps(stats):
     ((name, (steps, values)),) = curves_of(stats, None).items()
-    assert name in ("train_loss", "loss")
+    assert name == "train_loss"
     assert (steps.tolist(), values.tolist()) == (STEPS, LOSS)
     assert steps.dtype == np.int64
-
-
-def test_values_alone_have_the_steps_from_zero():
-    for stats in (LOSS, {"loss": LOSS}, np.array(LOSS)):
-        assert curves_of(stats, None)["loss"][0].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -261,11 +231,10 @@ def test_values_alone_have_the_steps_from_zero():
     [
         ({"steps": STEPS, "loss": [1.0]}, r"'loss' has the shape \(1,\) for steps of shape \(3,\)"),
         ({"steps": ["a", "b", "c"], "loss": LOSS}, "steps must be whole numbers"),
-        ({"steps": [0.5, 1, 2], "loss": LOSS}, "steps must be whole numbers, got 0.5"),
+        ({"steps": [0.5, 1, 2], "loss": LOSS}, "steps must be whole numbers"),
         ({"loss": ["a"]}, "'loss' must be numbers"),
         ({"steps": STEPS}, "no curve"),
         (3.0, "train_stats must be a dict like"),
-        (["a", "b"], "'loss' must be numbers"),
         (pd.Series(LOSS, index=pd.date_range("2024", periods=3)), "steps must be whole numbers"),
     ],
     ids=str,
@@ -282,10 +251,8 @@ def test_enables_widgets_in_colab(run_path, monkeypatch):
     colab = types.ModuleType("google.colab")
     monkeypatch.setitem(sys.modules, "google.colab", colab)
     monkeypatch.setitem(sys.modules, "google.colab.output", output)
-    prepare_colab()
-    assert calls == [True]
     viz.interactive(viz.exp_hist, run_path, layer="embed")
-    assert len(calls) > 1
+    assert calls  # plotly does it for its widgets
 
 
 def test_rejects_wrong_arguments(run_path, monkeypatch):

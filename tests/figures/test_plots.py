@@ -9,14 +9,11 @@ import sys
 import numpy as np
 import plotly.graph_objects as go
 import pytest
-from msgspec import structs
 
 import tensortap as tap
 from tensortap.api import session as live
-from tensortap.core.errors import MissingExtra, NotFound
-from tensortap.core.record import Mapping
+from tensortap.core.errors import NotFound
 from tensortap.rooms import figures as viz
-from tensortap.table.frames import logframe_of
 from tests.figures.conftest import HOSTILE, LAYERS, training
 
 
@@ -53,8 +50,29 @@ def test_draws_every_figure_from_every_source(source):
     assert by_keyword.data[0].customdata == bars.data[0].customdata
 
 
+def test_layers_that_lack_a_kind_are_left_out():
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    with tap.track(model) as tracker:
+        model(torch.ones(2, 4)).sum().backward()
+        tracker.step()
+    layers = tracker.logframe().metadata.name.unique().tolist()
+    assert "0.bias" in layers  # a parameter: it has no output
+    for source in (tracker, tracker.logframe()):
+        lines = viz.scalar_line(df=source, tt="Activation", layer=layers)
+        assert {trace.name for trace in lines.data} == {"0", "1", "Sequential"}
+        assert len(viz.exp_hist(df=source, tt="Activation", layer=layers, step=0).data) == 3
+        lines = viz.scalar_line(df=source, tt=["Activation", "Weight"], layer="0.bias")
+        assert [trace.name for trace in lines.data] == ["0.bias"]
+        with pytest.raises(NotFound, match=r"no Activation layer is called '0\.bias'"):
+            viz.scalar_line(df=source, tt="Activation", layer=["0.bias"])
+        with pytest.raises(NotFound, match="no Activation layer is called 'outputs'"):
+            viz.scalar_line(df=source, tt="Activation", layer=["0", "outputs"])
+
+
 def test_kinds_of_tensors_are_facets(run_path):
-    kinds = ["Activation", tap.Kind.GRADIENT]
+    kinds = ["Activation", tap.core.record.Kind.GRADIENT]
     lines = viz.scalar_line(
         run_path, tt=kinds, layer="embed", scalar_metric=["rm2", "std"], kind="scatter"
     )
@@ -70,43 +88,6 @@ def test_kinds_of_tensors_are_facets(run_path):
     ]  # fmt: skip
     with pytest.raises(ValueError, match="kind must be 'line' or 'scatter', got 'bar'"):
         viz.scalar_line(run_path, kind="bar")
-
-
-def test_kinds_and_statistics_of_a_heatmap_are_facets(run_path):
-    kinds, metrics = ["Activation", "Gradient"], ["rm2", "std"]
-    figure = viz.scalar_global_heatmap(run_path, tt=kinds, scalar_metric=metrics, inc=2, step=4)
-    places = [(kind, metric) for kind in kinds for metric in metrics]
-    assert [note.text for note in figure.layout.annotations] == [" · ".join(p) for p in places]
-    cells = [t for t in figure.data if t.type == "heatmap" and t.colorbar.title.text]
-    assert [trace.yaxis for trace in cells] == ["y", "y2", "y3", "y4"]
-    for (kind, metric), trace in zip(places, cells, strict=True):
-        alone = viz.scalar_global_heatmap(run_path, tt=kind, scalar_metric=metric, inc=2).data[0]
-        np.testing.assert_array_equal(trace.z, alone.z)
-        axis = figure.layout[trace.yaxis.replace("y", "yaxis")]
-        assert trace.colorbar.y == pytest.approx(sum(axis.domain) / 2)  # beside its panel
-    ends = [end for n in ("", 2, 3, 4) for end in figure.layout[f"yaxis{n}"].domain[::-1]]
-    assert ends == sorted(ends, reverse=True)  # one below the other
-    assert {figure.layout[f"xaxis{n}"].matches for n in (2, 3, 4)} == {"x"}
-    listed = [trace.name for trace in figure.data if trace.type == "scatter" and trace.showlegend]
-    assert sorted(listed) == ["alert", "holds Inf", "holds NaN"]  # once
-    panels = figure.layout.meta["panels"]
-    assert [(panel["kind"], panel["metric"]) for panel in panels] == places
-    assert len(viz.scalar_global_heatmap(run_path, scalar_metric=["rm2", "rm2"]).data) == len(
-        viz.scalar_global_heatmap(run_path, scalar_metric="rm2").data
-    )
-
-
-def test_facet_without_values_says_so(run_path):
-    records = [r for r in training() if r.name == "embed"]
-    stash = {"value": Mapping((("l1", 2.5),))}
-    records = [structs.replace(r, **stash) if r.kind == "Gradient" else r for r in records]
-    frame = logframe_of(records)
-    figure = viz.scalar_global_heatmap(df=frame, tt=["Activation", "Gradient"], scalar_metric="l1")
-    assert [note.text for note in figure.layout.annotations] == [
-        "no l1 of Activation", "Gradient · l1",
-    ]  # fmt: skip
-    assert figure.layout.xaxis.visible is False
-    assert {trace.yaxis for trace in figure.data} == {"y2"}
 
 
 def test_shapes_of_exponent_histograms(run_path):
@@ -136,6 +117,7 @@ def test_number_formats_of_exponent_histograms(run_path):
     assert "no loss" in text or "0 % underflow" in text
     one, _ = words("float8_e4m3fn")
     assert words(["float8_e4m3fn"])[0].layout.shapes == one.layout.shapes
+    assert len(one.layout.shapes) == 3  # lowest number, normal range, largest
     two, text = words(["float8_e4m3fn", "float8_e5m2"])
     assert len(two.layout.shapes) == 6  # three ends of each
     assert re.search("float8_e4m3fn: .*underflow.*<br>float8_e5m2: ", text)
@@ -150,7 +132,7 @@ def test_number_formats_of_exponent_histograms(run_path):
 
 def test_accepts_kinds_and_layers_in_several_spellings(run_path):
     run = tap.open(run_path)
-    for tt in ("Activation", "activations", "Act", tap.Kind.ACTIVATION, None):
+    for tt in ("Activation", "activations", "Act", tap.core.record.Kind.ACTIVATION, None):
         figure = viz.scalar_line(run, tt=tt, layer=re.compile("blocks"))
         assert figure.layout.meta["kind"] == "Activation"
         assert list(figure.layout.meta["names"]) == ["blocks.0.up", "blocks.0.down"]
@@ -260,28 +242,6 @@ def test_saves_an_image(run_path, tmp_path):
     png = viz.save(figure, tmp_path / "x.png", width=600, scale=1).read_bytes()
     assert png.startswith(b"\x89PNG")
     assert int.from_bytes(png[16:20], "big") == 600
-
-
-def test_explains_a_missing_browser(run_path, tmp_path, monkeypatch):
-    import kaleido
-    from choreographer.errors import ChromeNotFoundError
-
-    def nowhere(*args, **options):
-        raise ChromeNotFoundError("nowhere")
-
-    monkeypatch.setattr(kaleido, "calc_fig_sync", nowhere)
-    figure = viz.training(run_path)
-    with pytest.raises(tap.TensortapError, match="install chromium"):
-        viz.save(figure, tmp_path / "x.png")
-    monkeypatch.setitem(sys.modules, "kaleido", None)
-    with pytest.raises(MissingExtra, match=r"tensortap\[view\]"):
-        viz.save(figure, tmp_path / "x.png")
-
-
-def test_names_the_extra_when_plotly_is_missing(run_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
-    with pytest.raises(MissingExtra, match=r"figures need plotly: pip install 'tensortap\[view\]'"):
-        viz.training(run_path)
 
 
 def test_exports_documented_functions():

@@ -11,12 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 import tensortap as tap
+from tensortap.alerts import Alert, record_of
 from tensortap.cli.main import app
 from tensortap.core.record import Kind, Record
 from tensortap.rooms import figures as viz
 from tensortap.rooms.figures.run_report import report_html
 from tensortap.runs.init import current
-from tests.figures.conftest import HOSTILE, LAYERS, training
+from tests.figures.conftest import HOSTILE, training
 
 
 class PageReader(HTMLParser):
@@ -57,7 +58,7 @@ def test_contains_every_section_and_figure(page, run_path):
     assert f"run {run_path}" in found.text
     for words in (
         "1 alert", "tensors with NaN or Inf 2", "First alert blocks.0.down", "3 NaN", "Overview",
-        "Most notable layers", "Losses in low precision", "Alerts", "Provenance", "no provenance",
+        "Most notable layers", "Alerts", "Provenance", "no provenance",
     ):  # fmt: skip
         assert words in found.text, words
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
@@ -68,8 +69,9 @@ def test_contains_every_section_and_figure(page, run_path):
     assert len(figures) == 7  # the loss; an overview, lines and exponents of both kinds
 
 
-def test_names_never_become_markup(page):
-    found = PageReader(page)
+def test_names_never_become_markup():
+    alert = Alert("nan", HOSTILE, Kind.ACTIVATION, 1, 0, HOSTILE, HOSTILE)
+    found = PageReader(report_html([*training(), record_of(alert, seq=999, time_ns=1)]))
     assert HOSTILE in found.text
     assert not [tag for tag, _ in found.tags if tag in ("b", "img", "iframe")]
     scripts = [attributes for tag, attributes in found.tags if tag == "script"]
@@ -115,7 +117,7 @@ def test_reports_records_and_logframes(run_path):
     for source in (training(), tap.open(run_path).logframe()):
         text = text_of(source)
         assert "Most notable layers" in text
-        assert all(layer in text for layer in LAYERS[3:])
+        assert "tensors with NaN or Inf 2" in text
         assert "Provenance" not in text
 
 
@@ -123,7 +125,7 @@ def test_reports_records_and_logframes(run_path):
 def test_reports_provenance(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORTAP_SERVER", "127.0.0.1:1")
     run = tap.init(tmp_path)
-    assert current().keepers[0].wait(60)
+    assert current().keepers[0].update_now(60)
     tap.finish()
     (run / "project.patch").write_text("diff --git a/x b/x\n+<script>1</script>\n")
     (run / "git_info.json").write_text(
@@ -132,7 +134,7 @@ def test_reports_provenance(tmp_path, monkeypatch):
     )  # fmt: skip
     text = text_of(run)
     for words in ("commit abc", "project.patch: 1 changed file", "+<script>1</script>", "torch.add",
-                  f"tensortap reproduce {run}", "packages"):  # fmt: skip
+                  f"tensortap reproduce {run}", "Packages:"):  # fmt: skip
         assert words in text, words
 
 

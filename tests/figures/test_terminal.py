@@ -21,12 +21,6 @@ def test_shades_rise_from_smallest_to_largest():
     assert caption == "0 to 5"
 
 
-def test_enlarges_a_small_matrix():
-    *rows, _ = lines(np.eye(2), width=72, height=20, colored=False)
-    assert len(rows) == 8
-    assert rows[0] == "█" * 8 + " " * 8
-
-
 @pytest.mark.parametrize("colored", [True, False])
 def test_shows_one_nan_among_four_million(colored):
     array = np.zeros((2048, 2048), np.float32)

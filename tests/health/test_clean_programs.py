@@ -70,15 +70,6 @@ def cross(net: nn.Module) -> Callable[[], torch.Tensor]:
 
 
 @program
-def classification():
-    net = nn.Sequential(
-        nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3)
-    )
-    optimizer = adam(net)
-    return net, optimizer, fit(optimizer, cross(net))
-
-
-@program
 def with_evaluation():
     net = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.Linear(16, 3))
     optimizer = adam(net)
@@ -136,13 +127,6 @@ def next_token(net: nn.Module) -> Callable[[], torch.Tensor]:
 
 
 @program
-def language_model():
-    net = Language()
-    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
-    return net, optimizer, fit(optimizer, next_token(net))
-
-
-@program
 def tied_weights():
     net = Language(tied=True)
     optimizer = adam(net)
@@ -158,15 +142,6 @@ def warmup_and_cosine():
     return net, optimizer, lambda: (train(), warm.step())
 
 
-@program
-def warm_restarts():
-    net = mlp(8, 16, 3)
-    optimizer = torch.optim.SGD(net.parameters(), 0.05)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 5)
-    train = fit(optimizer, cross(net))
-    return net, optimizer, lambda: (train(), schedule.step())
-
-
 class Gan(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -176,9 +151,7 @@ class Gan(nn.Module):
         self.critic = mlp(8, 16, 1)
 
 
-def gan_step(
-    net: Gan, clip: float | None
-) -> tuple[list[torch.optim.Optimizer], Callable[[], None]]:
+def gan_step(net: Gan) -> tuple[list[torch.optim.Optimizer], Callable[[], None]]:
     one, two = adam(net.generator), adam(net.critic)
 
     def step() -> None:
@@ -189,10 +162,6 @@ def gan_step(
             F.softplus(-net.critic(torch.randn(16, 8))).mean() + F.softplus(net.critic(fake)).mean()
         ).backward()
         two.step()
-        if clip is not None:
-            with torch.no_grad():
-                for parameter in net.critic.parameters():
-                    parameter.clamp_(-clip, clip)
         one.zero_grad()
         F.softplus(-net.critic(net.generator(torch.randn(16, 4)))).mean().backward()
         one.step()
@@ -203,69 +172,14 @@ def gan_step(
 @program
 def gan():
     net = Gan()
-    return net, *gan_step(net, None)
-
-
-@program
-def wgan_with_clipping():
-    net = Gan()
-    return net, *gan_step(net, 0.5)
+    return net, *gan_step(net)
 
 
 @program
 def generator_alone():
     net = Gan()
-    (one, _), step = gan_step(net, None)
+    (one, _), step = gan_step(net)
     return net, one, step
-
-
-@program
-def reinforce():
-    net = mlp(8, 16, 3)
-    optimizer = adam(net)
-
-    def loss():
-        states = torch.randn(16, 8)
-        with torch.no_grad():
-            actions = torch.distributions.Categorical(logits=net(states)).sample()
-        chosen = F.log_softmax(net(states), dim=-1).gather(1, actions[:, None])
-        return -(chosen * torch.randn(16, 1)).mean()
-
-    return net, optimizer, fit(optimizer, loss)
-
-
-@program
-def q_learning_with_target():
-    net, target = mlp(8, 16, 3), mlp(8, 16, 3).requires_grad_(False)
-    optimizer = adam(net)
-
-    def step():
-        x, actions = digits()
-        with torch.no_grad():
-            wanted = target(torch.randn(16, 8)).max(dim=1).values
-        optimizer.zero_grad()
-        F.mse_loss(net(x).gather(1, actions[:, None])[:, 0], wanted).backward()
-        optimizer.step()
-        target.load_state_dict(net.state_dict())
-
-    return net, optimizer, step
-
-
-@program
-def lstm():
-    net = nn.ModuleDict({"lstm": nn.LSTM(8, 16, batch_first=True), "head": nn.Linear(16, 3)})
-    optimizer = adam(net)
-
-    def loss():
-        output, _ = net["lstm"](torch.randn(4, 6, 8))
-        return F.cross_entropy(net["head"](output[:, -1]), torch.randint(0, 3, (4,)))
-
-    train = fit(optimizer, loss)
-
-    def step():
-        train()
-
-    return net, optimizer, step
 
 
 @program
@@ -284,23 +198,6 @@ def momentum_encoder_in_the_model():
                 a.lerp_(b, 0.1)
 
     return net, optimizer, step
-
-
-@program
-def forward_forward():
-    net = nn.ModuleList([nn.Linear(8, 16), nn.Linear(16, 16)])
-    optimizers = [adam(layer) for layer in net]
-
-    def step():
-        good, bad = digits()[0], digits()[0] + 1
-        for layer, optimizer in zip(net, optimizers, strict=True):
-            a, b = torch.tanh(layer(good.detach())), torch.tanh(layer(bad.detach()))
-            optimizer.zero_grad()
-            F.softplus(b.square().mean(1) - a.square().mean(1)).mean().backward()
-            optimizer.step()
-            good, bad = a, b
-
-    return net, optimizers, step
 
 
 @program
@@ -332,32 +229,6 @@ def lora():
     net = Lora()
     optimizer = adam(net)
     return net, optimizer, fit(optimizer, cross(net))
-
-
-@program
-def weight_average():
-    net = mlp(8, 16, 3)
-    optimizer = adam(net)
-    average = torch.optim.swa_utils.AveragedModel(net)
-    train = fit(optimizer, cross(net))
-    return net, optimizer, lambda: (train(), average.update_parameters(net))
-
-
-@program
-def averages_swapped_for_evaluation():
-    net = mlp(8, 16, 3)
-    optimizer = adam(net)
-    average = copy.deepcopy(net.state_dict())
-    train = fit(optimizer, cross(net))
-
-    def step():
-        train()
-        mine = copy.deepcopy(net.state_dict())
-        net.load_state_dict(average)
-        net(digits()[0])
-        net.load_state_dict(mine)
-
-    return net, optimizer, step
 
 
 @program
@@ -454,23 +325,6 @@ def reentrant_checkpointing():
 
 
 @program
-def dropout_as_uncertainty():
-    net = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.Linear(16, 3))
-    optimizer = adam(net)
-    train = fit(optimizer, cross(net))
-
-    def step():
-        train()
-        net.eval()
-        net[1].train()
-        with torch.no_grad():
-            torch.stack([net(digits()[0]) for _ in range(4)]).std(0)
-        net.train()
-
-    return net, optimizer, step
-
-
-@program
 def lbfgs():
     net = mlp(8, 16, 3)
     optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=3)
@@ -538,43 +392,152 @@ def compiled():
     return net, optimizer, fit(optimizer, cross(fast))
 
 
-def test_there_are_thirty():
-    assert len(PROGRAMS) >= 30
+# -- unusual steps ---------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_no_alert_in_jax():
-    jax, optax = pytest.importorskip("jax"), pytest.importorskip("optax")
-    linen = pytest.importorskip("flax.linen")
+@program
+def zeroed_through_data():
+    net = mlp(8, 16, 3)
+    optimizer = adam(net)
+    loss = cross(net)
 
-    class Net(linen.Module):
-        @linen.compact
-        def __call__(self, x):
-            return linen.Dense(3)(linen.relu(linen.Dense(16)(x)))
+    def step():
+        loss().backward()
+        optimizer.step()
+        for parameter in net.parameters():
+            parameter.grad.data.zero_()
 
-    net, adam = Net(), optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
-    key = jax.random.key(0)
-    params = net.init(key, jax.numpy.ones((1, 8)))
-    state = adam.init(params)
+    return net, optimizer, step
 
-    @jax.jit
-    def update(params, state, x, y):
-        def loss(params):
-            return optax.softmax_cross_entropy_with_integer_labels(net.apply(params, x), y).mean()
 
-        value, gradients = jax.value_and_grad(loss)(params)
-        changes, state = adam.update(gradients, state, params)
-        return optax.apply_updates(params, changes), state, gradients, value
+@program
+def updates_by_hand():
+    net = mlp(8, 16, 3)
+    loss = cross(net)
 
-    with tap.track(params, state, alerts=True) as tracker:
-        for i in range(STEPS):
-            x = jax.random.normal(jax.random.fold_in(key, i), (16, 8))
-            y = jax.random.randint(jax.random.fold_in(key, STEPS + i), (16,), 0, 3)
-            result = tracker.intercept(update, params, state, x, y)
-            params, state, gradients, value = result
-            tracker.step(params, state, gradients, loss=float(value))
-    assert len(tracker.records) > STEPS
-    assert [str(alert) for alert in (*tracker.alerts, *tracker.hints)] == []
+    def step():
+        gradients = torch.autograd.grad(loss(), list(net.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(net.parameters(), gradients, strict=True):
+                parameter -= 0.1 * gradient
+
+    return net, None, step
+
+
+@program
+def backward_pass_in_the_next_step():
+    net = mlp(8, 16, 3)
+    optimizer = adam(net)
+    forward, losses = cross(net), []
+
+    def step():
+        if losses:
+            optimizer.zero_grad()
+            losses.pop().backward()
+            optimizer.step()
+        losses.append(forward())
+
+    return net, optimizer, step
+
+
+@program
+def steps_inside_backward():
+    net = mlp(8, 16, 3)
+    made = {p: torch.optim.SGD([p], 0.1) for p in net.parameters()}
+
+    def update(parameter):
+        made[parameter].step()
+        made[parameter].zero_grad()
+
+    for parameter in made:
+        parameter.register_post_accumulate_grad_hook(update)
+    loss = cross(net)
+    return net, list(made.values()), lambda: loss().backward()
+
+
+# -- unusual models --------------------------------------------------------------------------
+
+
+@program
+def target_network_that_is_not_frozen():
+    online = mlp(8, 16, 3)
+    net = nn.ModuleDict({"online": online, "target": copy.deepcopy(online)})
+    optimizer = adam(online)
+
+    def step():
+        x, actions = digits()
+        with torch.no_grad():
+            wanted = 1 + net["target"](digits()[0]).max(1).values
+        optimizer.zero_grad()
+        F.smooth_l1_loss(online(x).gather(1, actions[:, None])[:, 0], wanted).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for a, b in zip(net["target"].parameters(), online.parameters(), strict=True):
+                a.lerp_(b, 0.01)
+
+    return net, optimizer, step
+
+
+@program
+def parametrizations():
+    of = nn.utils.parametrizations
+    net = nn.Sequential(
+        of.weight_norm(nn.Linear(8, 16)), nn.ReLU(), of.spectral_norm(nn.Linear(16, 16)),
+        nn.ReLU(), of.orthogonal(nn.Linear(16, 3)),
+    )  # fmt: skip
+    optimizer = adam(net)
+    return net, optimizer, fit(optimizer, cross(net))
+
+
+@program
+def distillation():
+    net = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 3))
+    net.teacher = [nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 3)).eval()]
+    optimizer = adam(net)
+
+    def loss():
+        x, y = digits()
+        with torch.no_grad():
+            wanted = (net.teacher[0](x) / 2).softmax(1)
+        made = net(x)
+        return F.kl_div((made / 2).log_softmax(1), wanted, reduction="batchmean") + F.cross_entropy(
+            made, y
+        )
+
+    return net, optimizer, fit(optimizer, loss)
+
+
+@program
+def sparse_embeddings():
+    net = nn.Sequential(nn.Embedding(50, 8, sparse=True), nn.Linear(8, 3))
+    sparse = torch.optim.SparseAdam(net[0].parameters())
+    dense = torch.optim.Adam(net[1].parameters())
+
+    def step():
+        sparse.zero_grad()
+        dense.zero_grad()
+        tokens = torch.randint(0, 50, (16,))
+        F.cross_entropy(net(tokens), tokens % 3).backward()
+        sparse.step()
+        dense.step()
+
+    return net, [sparse, dense], step
+
+
+# -- batches and dtypes ----------------------------------------------------------------------
+
+
+@program
+def autocast_around_the_whole_step():
+    net = mlp(8, 16, 3)
+    optimizer = adam(net)
+    train = fit(optimizer, cross(net))
+
+    def step():
+        with torch.autocast("cpu", torch.bfloat16):
+            train()
+
+    return net, optimizer, step
 
 
 def found_in(make: Program) -> tuple[list[str], set[str]]:

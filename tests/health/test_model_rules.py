@@ -261,34 +261,3 @@ class Off(nn.Module):
     def forward(self, x):
         with torch.autocast("cpu", enabled=False):
             return self.inner(x)
-
-
-class Mixed(nn.Module):
-    """A model of which a layer leaves autocast, or whose output is float64."""
-
-    def __init__(self, bug: str) -> None:
-        super().__init__()
-        self.bug, self.first, self.second = bug, nn.Linear(4, 8), nn.Linear(8, 2)
-
-    def forward(self, x):
-        x = self.first(x)
-        if self.bug == "float32":
-            with torch.autocast("cpu", enabled=False):
-                return self.second(x.float())
-        x = self.second(x)
-        return x.double() if self.bug == "float64" else x
-
-
-@pytest.mark.parametrize("bug", ["", "float32", "float64"])
-def test_layers_that_compute_in_other_dtypes(bug):
-    net = Mixed(bug)
-    optimizer = sgd(net, lr=1e-3)
-
-    def step():
-        with torch.autocast("cpu", torch.bfloat16):
-            optimizer.zero_grad()
-            net(torch.randn(16, 4)).square().mean().backward()
-        optimizer.step()
-
-    found = {rule for rule, _ in train(net, optimizer, step, hints=True)}
-    assert found == ({"wide_layers"} if bug else set())

@@ -1,4 +1,4 @@
-"""Rules and analyses run no code of a model: no property, no parametrization, no __getattr__."""
+"""Rules and hooks run no code of a model: no property, no parametrization, no __getattr__."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrize import register_parametrization
 
 import tensortap as tap
+from tensortap.rooms.track.torch import layouts
 
 
 class Noisy(nn.Module):
@@ -62,13 +63,30 @@ class CountingSequence(nn.Sequential):
         return super().__iter__()
 
 
-def trained(**options):
+def recorded(net, optimizer, how):
+    """Return what looks at a model, and the end of a step for it."""
+    if how == "ops":
+        return tap.ops(net), lambda: None
+    if how == "plain":
+        return contextlib.nullcontext(), lambda: None
+    tracker = tap.track(net, optimizer, **OPTIONS[how])
+    return tracker, tracker.step
+
+
+OPTIONS = {
+    "rules": {"alerts": True, "analyses": True},
+    "track": {"kind": "all", "tensors": True, "digests": True, "only_training": False},
+}
+
+
+def trained(how):
     """Return losses and state, and for what the model was asked."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 8), CountingSequence(Counting()))
     optimizer = torch.optim.AdamW(net.parameters(), 0.01)
     values = []
-    with tap.track(net, optimizer, **options) if options else contextlib.nullcontext() as tracker:
+    looking, end_step = recorded(net, optimizer, how)
+    with looking as tracker:
         for _ in range(5):
             optimizer.zero_grad()
             loss = net(torch.randn(3, 6, 8)).square().mean()
@@ -78,9 +96,8 @@ def trained(**options):
             with torch.no_grad():
                 values += [loss.clone(), net(torch.randn(3, 6, 8))]
             net.train()
-            if tracker is not None:
-                tracker.step()
-    if tracker is not None:
+            end_step()
+    if how == "rules":
         quantities = {record.name.rpartition(".")[2] for record in tracker.records}
         assert {"max_logit", "update_ratio", "kurtosis"} <= quantities
     asked = list(net[1][0].asked)
@@ -88,9 +105,23 @@ def trained(**options):
 
 
 @pytest.mark.usefixtures("no_errors")
-def test_a_model_is_not_asked_for_anything():
-    trained()  # the first training of a process may round differently
-    (plain, asked), (tracked, also) = trained(), trained(alerts=True, analyses=True)
+@pytest.mark.parametrize("how", [*OPTIONS, "ops"])
+def test_a_model_is_not_asked_for_anything(how):
+    import torch._dynamo  # with which ops looks for compiled modules
+
+    trained("plain")  # the first training of a process may round differently
+    (plain, asked), (tracked, also) = trained("plain"), trained(how)
     assert also == asked
     for one, other in zip(plain, tracked, strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_layer_between_shards_is_not_asked_for_its_weight():
+    layer = Counting()
+    layer.asked.clear()
+    assert layouts._of_columns(layer, torch.ones(2, 8)) is None
+    spectral = parametrizations.spectral_norm(nn.Linear(8, 8))
+    before = spectral.parametrizations.weight[0]._u.clone()
+    assert layouts._of_columns(spectral, torch.ones(2, 8)) is None
+    assert torch.equal(spectral.parametrizations.weight[0]._u, before)
+    assert layer.asked == []

@@ -38,7 +38,14 @@ def commands(run: Path, good: Path, out: Path) -> dict[str, list[str]]:
         "export parquet": ["export", here, str(out / "a.parquet")],
         "export folder": ["export", here, str(out / "folder")],
         "report": ["report", here, str(out / "a.html")],
-        "film": ["film", here, "w", str(out / "a.gif"), "--size", "64x48"],
+        "film": ["film", here, "w", str(out / "a.gif"), "--size", "160x120"],
+        "check": ["check", here],
+        "check --json": ["check", here, "--json"],
+        "ranks": ["ranks", here],
+        "ranks --json": ["ranks", here, "--json"],
+        "why": ["why", here],
+        "why --json": ["why", here, "--json"],
+        "reproduce": ["reproduce", here, "--out", str(out / "again")],
     }
 
 

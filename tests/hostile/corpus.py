@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tensortap.alerts.explanation import ChainLink, Operand, OperationExplanation
 from tensortap.core.record import Fields, Items, Kind, Mapping, Number, Opaque, Record, TensorData
 from tensortap.runs import rows
 from tensortap.runs.tables import TailFile
@@ -168,7 +169,6 @@ OPEN |= {
         "empty": "",
         "garbage": bytes(range(256)),
         "list": [],
-        "no fields": {},
         "newer": {**_INFO, "format": 10**30},
         "format is text": {**_INFO, "format": CONTROL},
         "negative": {**_INFO, "world_size": -(2**63)},
@@ -181,7 +181,6 @@ OPEN |= {
             **dict.fromkeys(("id", "tensortap", "started", "ended"), CONTROL * 50),
         },
         "many digits": '{"format": ' + "9" * 100_000 + "}",
-        "infinite": '{"format": Infinity}',
     }.items()
 }
 OPEN["run.json is a pipe"] = lambda run: fifo(run / "run.json")
@@ -274,6 +273,17 @@ def _nulls(run: Path) -> None:
 OPEN["tail with names that are null"] = _nulls
 
 
+def _empty_batches(run: Path) -> None:
+    """Append 3,000 batches without rows, and messages without a body."""
+    empty = pa.RecordBatch.from_pylist([], rows.schema())
+    with tail_of(run).open("ab") as stream:
+        stream.write(empty.serialize().to_pybytes() * 3000)
+        stream.write((b"\xff" * 4 + bytes(4)) * 100_000)
+
+
+OPEN["tail with empty batches"] = _empty_batches
+
+
 def _long_body(run: Path) -> None:
     data = tail_of(run).read_bytes()
     tail_of(run).write_bytes(
@@ -283,7 +293,31 @@ def _long_body(run: Path) -> None:
 
 OPEN["tail with a message of two gigabytes"] = _long_body
 
+
+def _alert(rule: str, **fields: Any) -> dict[str, Any]:
+    """Return the cells of an alert whose texts are all hostile."""
+    texts = dict.fromkeys(("message", "module", "origin", "severity"), CONTROL)
+    facts = Mapping(((CONTROL, 1.0),))
+    found: dict[str, Any] = {**texts, "rule": rule, "kind": "Activation", "facts": facts, **fields}
+    return {"kind": "Alert", "value": encode(Mapping(tuple(found.items()))), "number": None}
+
+
+_OPERATION = OperationExplanation(
+    CONTROL, CONTROL, CONTROL, CONTROL, CONTROL, CONTROL, 2, CONTROL, 1, (CONTROL,) * 3,
+    (Operand(CONTROL, CONTROL),), (ChainLink(CONTROL, CONTROL, CONTROL, CONTROL, CONTROL),),
+)  # fmt: skip
+_TAGS = ("module", "op", "phase", "index", "line", "function", "node", "inputs", "parameter")
 _CELLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "alert of a hostile rule": ("x", _alert(CONTROL)),
+    "alert of a known rule": ("x", {**_alert("nan"), "name": CONTROL}),
+    "verdict with control characters": (
+        "x", _alert("why", explanation=msgspec.json.encode(_OPERATION).decode()),
+    ),
+    "verdict with a deep explanation": ("x", _alert("why", explanation="[" * DEEP)),
+    "operation with control characters": (
+        "layer", {"kind": "Op", "nans": 3, "tags": [(name, CONTROL) for name in _TAGS]},
+    ),
+    "tags with control characters": ("layer", {"tags": [(name, CONTROL) for name in _TAGS]}),
     "rank of another rank": ("x", {"rank": 7}),
     "unknown kind": ("x", {"kind": CONTROL}),
     "steps at the end of the range": ("x", {"step": 2**63 - 1}),
@@ -541,7 +575,19 @@ def _large_cells(count: int, size: int) -> Hostile:
     return build
 
 
+def _empty_groups(run: Path) -> None:
+    """Add 300 row groups without rows."""
+    part = pq.ParquetFile(part_of(run))
+    table, footer = part.read(), part.metadata.metadata
+    with pq.ParquetWriter(part_of(run), rows.schema()) as writer:
+        for _ in range(300):
+            writer.write_table(table.slice(0, 0), row_group_size=1)
+        writer.write_table(table)
+        writer.add_key_value_metadata({rows.METADATA_KEY: footer[rows.METADATA_KEY]})
+
+
 SEALED |= {
+    "table with empty row groups": _empty_groups,
     "table that repeats a megabyte": _large_cells(3000, 1 << 20),
     "table that repeats half a gigabyte": _large_cells(8, 500 << 20),
     "table is a pipe": lambda run: fifo(part_of(run)),

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from tensortap.runs import tables
 from tests.commands import type_in
 from tests.hostile import commands, corpus
 from tests.proof import kind_of
@@ -22,7 +18,7 @@ from tests.proof import kind_of
 pytestmark = pytest.mark.slow
 
 
-COMMANDS = 14
+COMMANDS = 21
 PARTS = 2  # of the corpus, so that several workers share it
 
 
@@ -128,57 +124,3 @@ def test_shows_nothing_that_a_link_leads_to(tmp_path, record_property):
             with np.load(path) as arrays:
                 found += arrays.values()
         assert not any((array == SECRET).any() for array in found), name
-
-
-NAMES = 200_000
-
-
-def many_names(folder: Path) -> Path:
-    """Write a run with as many names as records, in tables as large as those of a long run."""
-    run = corpus.good_run(folder, sealed=True)
-    row = pq.read_table(corpus.part_of(run)).slice(0, 1)
-    kind = row.column("kind")[0].as_py()
-    size = NAMES // 16
-    for part in range(16):
-        numbers = range(part * size, (part + 1) * size)
-        names = [f"model.layers.{i}.weight" for i in numbers]
-        table = row.take(pa.array(np.zeros(size, np.int64)))
-        for column, cells in (("name", pa.array(names)), ("seq", pa.array(numbers))):
-            place = table.schema.get_field_index(column)
-            table = table.set_column(place, table.schema.field(column), cells)
-        counts = {name: {kind: 1} for name in names}
-        contents = tables.Contents(size, 0, numbers[0], numbers[-1], 0, 0, counts)
-        table = table.replace_schema_metadata(tables.metadata(part, contents))
-        path = corpus.part_of(run).with_name(f"{part:04d}.parquet")
-        pq.write_table(table, path, row_group_size=8192)
-    return run
-
-
-READ_NAMES = """
-import glob, sys, pyarrow.parquet as pq
-names = {}
-for file in glob.glob(sys.argv[1] + "/**/*.parquet", recursive=True):
-    names.update(dict.fromkeys(pq.read_table(file, columns=["name"]).column("name").to_pylist()))
-print(f"{len(names):,}")
-"""
-
-
-def seconds(*arguments: str) -> float:
-    """Return the processor time of a program that prints the number of names."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True,
-    )  # fmt: skip
-    assert f"{NAMES:,}" in done.stdout
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
-
-
-def test_many_names(tmp_path):
-    """Showing a run takes about as long as reading its names."""
-    run = str(many_names(tmp_path))
-    for arguments in (["ls", str(tmp_path)], ["show", run]):
-        # in turns: how busy the machine is changes; about 1.1 and 1.9 times as long
-        pairs = ((seconds("-m", "tensortap", *arguments), seconds("-c", READ_NAMES, run))
-                 for _ in range(4))  # fmt: skip
-        assert any(shown < 6 * read for shown, read in pairs)

@@ -81,9 +81,15 @@ def steps(tracker, kind, name):
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
 def test_records_have_the_step_of_the_optimizer(tmp_path, package):
-    library = sys.modules[package]
+    """Lightning computes gradients inside `optimizer.step` and zeroes them in the next one."""
+    library, seen = sys.modules[package], []
+
+    class Look(library.Callback):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            seen.append(pl_module.layers[0].weight.grad.abs().max().item())
+
     track = Track()
-    _, model = fit(tmp_path, track, library=library)
+    _, model = fit(tmp_path, track, Look(), library=library)
     every = list(range(2 * BATCHES))
     for kind, name in [
         (Kind.ACTIVATION, "layers.0"),
@@ -100,26 +106,9 @@ def test_records_have_the_step_of_the_optimizer(tmp_path, package):
     assert steps(track.tracker, Kind.METRIC, "val/mse") == [BATCHES - 1, 2 * BATCHES - 1]
     metrics = track.tracker.metrics().set_index("step")
     assert (metrics["loss"] == metrics["train/mse_step"]).all()
+    found = (r for r in track.tracker.records if r.kind is Kind.WEIGHT_GRADIENT)
+    assert [r.stats.max_abs for r in found if r.name == "layers.0.weight"] == seen
     assert not any(module._forward_hooks for module in model.modules())
-
-
-def test_gradients_belong_to_their_step(tmp_path):
-    """Lightning computes them inside `optimizer.step` and zeroes them in the next one."""
-    seen = []
-
-    class Look(lightning.pytorch.Callback):
-        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-            seen.append(pl_module.layers[0].weight.grad.abs().max().item())
-
-    track = Track()
-    fit(tmp_path, track, Look())
-    found = [
-        r.stats.max_abs
-        for r in track.tracker.records
-        if r.kind is Kind.WEIGHT_GRADIENT and r.name == "layers.0.weight"
-    ]
-    assert found == seen
-    assert len(set(seen)) > 1
 
 
 def test_accumulated_batches_are_one_step(tmp_path):
@@ -137,10 +126,10 @@ def test_accumulated_batches_are_one_step(tmp_path):
 
 def test_training_is_bit_identical(tmp_path):
     fit(tmp_path)
-    _, without = fit(tmp_path)
-    _, tracked = fit(tmp_path, Track(alerts=True))
-    for name, parameter in without.state_dict().items():
-        assert torch.equal(parameter, tracked.state_dict()[name]), name
+    without, tracked = (
+        fit(tmp_path, *callbacks)[1].state_dict() for callbacks in ([], [Track(alerts=True)])
+    )
+    assert all(torch.equal(parameter, tracked[name]) for name, parameter in without.items())
 
 
 def test_opens_a_run(tmp_path):
@@ -155,21 +144,16 @@ def test_opens_a_run(tmp_path):
     assert len(list(track.tracker.records)) > len(frame)
 
 
-def test_resumed_training_continues_the_steps(tmp_path):
-    trainer, _ = fit(tmp_path, max_epochs=1)
-    trainer.save_checkpoint(tmp_path / "half.ckpt")
+def test_second_fit_starts_at_step_0_unless_it_resumes(tmp_path):
     track = Track()
+    for _ in range(2):
+        trainer, _ = fit(tmp_path, track, max_epochs=1)
+        assert steps(track.tracker, Kind.WEIGHT, "layers.0.weight") == list(range(BATCHES))
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
     fit(tmp_path, track, ckpt_path=tmp_path / "half.ckpt")
     expected = list(range(BATCHES, 2 * BATCHES))
     assert steps(track.tracker, Kind.WEIGHT, "layers.0.weight") == expected
     assert steps(track.tracker, Kind.METRIC, "loss") == expected
-
-
-def test_second_fit_starts_at_step_0(tmp_path):
-    track = Track()
-    fit(tmp_path, track, max_epochs=1)
-    fit(tmp_path, track, max_epochs=1)
-    assert steps(track.tracker, Kind.WEIGHT, "layers.0.weight") == list(range(BATCHES))
 
 
 def test_manual_optimization_with_several_optimizers(tmp_path):
@@ -211,7 +195,7 @@ def test_exception_passes_and_hooks_are_removed(tmp_path):
     assert [r.step for r in weights] == [-1, 0, 1, 2]
 
 
-def test_internal_errors_do_not_reach_the_training(tmp_path, monkeypatch):
+def test_internal_errors_do_not_reach_the_training_unless_strict(tmp_path, monkeypatch):
     errors = tap.receipt().reasons["error"]
     monkeypatch.setattr(
         "tensortap.rooms.integrations.training.track", lambda *_, **__: 1 / 0
@@ -221,18 +205,15 @@ def test_internal_errors_do_not_reach_the_training(tmp_path, monkeypatch):
     assert trainer.global_step == 2 * BATCHES
     assert track.tracker is None
     assert tap.open(track.path).reader.info.ended is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "strict", True)
+        with pytest.raises(ZeroDivisionError):
+            fit(tmp_path, Track())
     monkeypatch.undo()
     monkeypatch.setattr("tensortap.rooms.track.observer.Observer.advance", lambda _: 1 / 0)
     trainer, _ = fit(tmp_path, Track(run=tmp_path / "runs"))
     assert trainer.global_step == 2 * BATCHES
     assert tap.receipt().reasons["error"] > errors
-
-
-def test_strict_mode_raises(tmp_path, monkeypatch):
-    monkeypatch.setattr(pipeline, "strict", True)
-    monkeypatch.setattr("tensortap.rooms.integrations.training.track", lambda *_, **__: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        fit(tmp_path, Track())
 
 
 def test_alert_stops_the_training(tmp_path):
@@ -246,14 +227,11 @@ def test_alert_stops_the_training(tmp_path):
 
 
 def test_rejects_unknown_options():
-    with pytest.raises(TypeError, match="track has no option evry; its options are include"):
+    with pytest.raises(TypeError, match="track has no option evry; its options are alerts"):
         Track(evry=3)
 
 
-def test_can_be_pickled():
-    assert pickle.loads(pickle.dumps(Track(every=3)))._options == {"every": 3}
-
-
-def test_is_an_attribute_of_the_package():
-    assert tap.integrations.lightning.Track is Track
+def test_is_a_callback_of_both_names_and_can_be_pickled():
+    assert tap.rooms.integrations.lightning.Track is Track
     assert issubclass(Track, (lightning.pytorch.Callback, pytorch_lightning.Callback))
+    assert pickle.loads(pickle.dumps(Track(every=3)))._options == {"every": 3}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import tensortap as tap
-from tensortap.core.errors import MissingExtra, TensortapError
+from tensortap.core.errors import TensortapError
 from tensortap.core.record import Kind, Record
 from tensortap.rooms.integrations.tensorboard import export
 from tests.runs.test_command_line import tensortap
@@ -43,20 +41,17 @@ def test_scalars(tracked, tmp_path):
             assert [s.value for s in scalars] == expected
 
 
-def test_metrics_have_the_time_of_capture(tracked, tmp_path):
+def test_metrics_and_exponents(tracked, tmp_path):
     tracked.to_tensorboard(tmp_path)
-    records = tracked.reader.records("loss")
-    scalars = read(tmp_path).Scalars("loss")
+    found = read(tmp_path)
+    scalars = found.Scalars("loss")
     assert [s.step for s in scalars] == [0, 1, 2, 3]
+    records = tracked.reader.records("loss")
     assert [s.wall_time for s in scalars] == [r.time_ns / 1e9 for r in records]
     losses = tracked.metrics()["loss"].astype(np.float32).tolist()
     assert [s.value for s in scalars] == losses
-    assert [s.value for s in read(tmp_path).Scalars("half")] == [0, 0.5, 1, 1.5]
-
-
-def test_exponents(tracked, tmp_path):
-    tracked.to_tensorboard(tmp_path)
-    histograms = read(tmp_path).Histograms("Weight/exponents/0")
+    assert [s.value for s in found.Scalars("half")] == [0, 0.5, 1, 1.5]
+    histograms = found.Histograms("Weight/exponents/0")
     records = tracked.reader.records("0.weight", kind=Kind.WEIGHT)
     assert [h.step for h in histograms] == [r.step for r in records]
     for histogram, record in zip(histograms, records, strict=True):
@@ -67,6 +62,8 @@ def test_exponents(tracked, tmp_path):
         }
         assert value.num == 32
         assert (value.min, value.max) == (min(counted) - 1, max(counted))
+    with pytest.raises(TensortapError, match="already contains events"):
+        tracked.to_tensorboard(tmp_path)
 
 
 def test_tracker_without_a_run(tmp_path):
@@ -90,18 +87,6 @@ def test_one_folder_per_rank(tmp_path):
     assert export(records, tmp_path) == 6
     assert [s.value for s in read(tmp_path).Scalars("loss")] == [0, 0, 0]
     assert [s.value for s in read(tmp_path / "rank1").Scalars("loss")] == [1, 1, 1]
-
-
-def test_rejects_a_folder_with_events(tracked, tmp_path):
-    tracked.to_tensorboard(tmp_path)
-    with pytest.raises(TensortapError, match="already contains events"):
-        tracked.to_tensorboard(tmp_path)
-
-
-def test_reports_a_missing_library(tracked, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
-    with pytest.raises(MissingExtra, match="needs tensorboard: pip install tensorboard"):
-        tracked.to_tensorboard(tmp_path)
 
 
 def test_export_command(tracked, tmp_path):

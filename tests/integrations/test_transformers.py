@@ -79,16 +79,6 @@ def test_records_have_the_step_of_the_optimizer(tmp_path):
     assert not any(module._forward_hooks for module in trainer.model.modules())
 
 
-def test_accumulated_batches_are_one_step(tmp_path):
-    track = Track()
-    train(tmp_path, track, gradient_accumulation_steps=2)
-    records = list(track.tracker.records)
-    name = "transformer.h.0.mlp"
-    calls = [(r.step, r.call) for r in records if r.kind is Kind.ACTIVATION and r.name == name]
-    assert calls == [(step, call) for step in range(STEPS) for call in range(2)]
-    assert steps(track.tracker, Kind.WEIGHT, "transformer.ln_f.weight") == list(range(STEPS))
-
-
 def test_training_is_bit_identical(tmp_path):
     train(tmp_path)
     without = train(tmp_path).model.state_dict()

@@ -1,14 +1,12 @@
-"""Values of every kind, made alike in two processes: one sends them, the other compares."""
+"""Arrays of every dtype, made alike in two processes: one sends them, the other compares."""
 
 from __future__ import annotations
 
-import collections
-import dataclasses
+import math
 import random
 from typing import Any
 
-SMALL = (3, 5)
-LARGE = (131, 151)  # more than 16 KiB of any dtype, and no round number
+SHAPES = {"small": (3, 5), "large": (131, 151), "none": (0, 4), "one": ()}  # large: over 16 KiB
 
 NUMPY = (
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
@@ -18,7 +16,6 @@ EIGHT = (
     "float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 "
     "float8_e5m2fnuz float8_e8m0fnu"
 ).split()
-NARROW = "int2 int4 uint2 uint4".split()
 TORCH = [
     *NUMPY, "bfloat16", "complex32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
     "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2", "bits8", "bits16", "bits1x8",
@@ -27,143 +24,61 @@ TORCH = [
 
 
 def noise(nbytes: int, seed: str) -> bytearray:
-    """The same random bytes in every process."""
+    """The same random bytes in every process: NaNs of every kind as well."""
     return bytearray(random.Random(seed).randbytes(nbytes))
 
 
-def _numpy_array(dtype: Any, shape: tuple[int, ...], seed: str) -> Any:
-    import numpy as np
-
-    dtype = np.dtype(dtype)
-    count = int(np.prod(shape))
-    raw = noise(count * dtype.itemsize, seed)
-    if dtype.name == "bool":
-        return (np.frombuffer(raw, np.uint8) & 1).astype(bool).reshape(shape)
-    return np.frombuffer(raw, dtype).reshape(shape)  # any bits: NaNs of every kind as well
-
-
 def numpy_values() -> dict[str, Any]:
-    """Every dtype that NumPy and ml_dtypes have, small and large; layouts; scalars."""
+    """Every dtype that NumPy and ml_dtypes have, in every shape; a strided array; a scalar."""
     import ml_dtypes
     import numpy as np
 
-    found: dict[str, Any] = {}
     dtypes = {name: np.dtype(name) for name in NUMPY}
     dtypes |= {name: np.dtype(getattr(ml_dtypes, name)) for name in ("bfloat16", *EIGHT)}
     dtypes |= {n: np.dtype(n) for n in (">f4", ">i8", "<M8[ns]", "<m8[us]", "|S7", "longdouble")}
+    found: dict[str, Any] = {}
     for name, dtype in dtypes.items():
-        found[f"{name} small"] = _numpy_array(dtype, SMALL, name)
-        found[f"{name} large"] = _numpy_array(dtype, LARGE, name + "+")
-        found[f"{name} none"] = np.empty((0, 4), dtype)
-        found[f"{name} one"] = _numpy_array(dtype, (), name)
-    for name in NARROW:
-        low = -1 if name[0] == "i" else 0
-        found[name] = np.arange(low, 2).astype(getattr(ml_dtypes, name))
+        for size, shape in SHAPES.items():
+            raw = noise(math.prod(shape) * dtype.itemsize, name + size)
+            if name == "bool":
+                raw = bytearray(byte & 1 for byte in raw)
+            found[f"{name} {size}"] = np.frombuffer(raw, dtype).reshape(shape)
+    found["int4"] = np.arange(-1, 2).astype(ml_dtypes.int4)
     found["text"] = np.array(["déjà", "vu", ""])
-    found["scalar float32"] = np.float32(0.1)
-    found["scalar bfloat16"] = ml_dtypes.bfloat16(0.1)
-    found["scalar bool"] = np.bool_(True)
-    base = _numpy_array(np.float32, (40, 60, 7), "layout")
-    found |= {
-        "transposed": base.T,
-        "sliced": base[3:30, ::2, 1],
-        "backwards": base[::-1, ::-3],
-        "fortran": np.asfortranarray(base[..., 0]),
-        "broadcast": np.broadcast_to(base[0, 0], (90, 80, 7)),
-        "read only": np.frombuffer(bytes(noise(64, "ro")), np.int32),
-    }
+    found["scalar"] = ml_dtypes.bfloat16(0.1)
+    found["sliced"] = found["float32 large"][::-3, ::2]
     return found
 
 
-def _torch_tensor(name: str, shape: tuple[int, ...], seed: str) -> Any:
-    import torch
-
-    dtype = getattr(torch, name)
-    count = 1
-    for length in shape:
-        count *= length
-    raw = noise(count * dtype.itemsize, seed)
-    flat = torch.frombuffer(raw, dtype=torch.uint8)
-    if dtype is torch.bool:
-        return (flat & 1).bool().reshape(shape)
-    return flat.view(dtype).reshape(shape)
-
-
 def torch_values() -> dict[str, Any]:
-    """Every dtype that torch has, small and large; layouts and views of every kind."""
+    """Every dtype that torch has, in every shape; a strided tensor; lazy bits; a parameter."""
     import torch
 
     found: dict[str, Any] = {}
     for name in TORCH:
-        found[f"{name} small"] = _torch_tensor(name, SMALL, name)
-        found[f"{name} large"] = _torch_tensor(name, LARGE, name + "+")
-        found[f"{name} none"] = torch.empty((0, 4), dtype=getattr(torch, name))
-        found[f"{name} one"] = _torch_tensor(name, (1,), name)[0]
-    base = torch.arange(40 * 60 * 7, dtype=torch.float32).reshape(40, 60, 7)
-    complexes = _torch_tensor("complex64", (60, 70), "conj")
-    found |= {
-        "transposed": base[0].T,
-        "permuted": base.permute(1, 2, 0),
-        "sliced": base[3:30, ::2, 1],
-        "offset": base[7],
-        "expanded": base[0, 0].expand(90, 80, 7),
-        "diagonal": base[:, :, 0].diagonal(),
-        "channels last": base.reshape(1, 40, 60, 7).to(memory_format=torch.channels_last),
-        "transposed bfloat16": base[:, :, 0].bfloat16().T,
-        "transposed float8": _torch_tensor("float8_e5m2", LARGE, "8").T,
-        "conj": complexes.conj(),
-        "conj small": complexes[:2, :2].conj(),
-        "neg": complexes.conj().imag,
-        "neg small": complexes[:2, :2].conj().imag,
-        "conj transposed": complexes.mH,
-        "requires grad": base.clone().requires_grad_(),
-        "result": (base.clone().requires_grad_() * 2).sum(),
-        "parameter": torch.nn.Parameter(base[:3].clone()),
-        "buffer": torch.nn.Buffer(base[:3].clone()),
-        "inference": _inference(base),
-    }
+        dtype = getattr(torch, name)
+        for size, shape in SHAPES.items():
+            if not math.prod(shape):
+                found[f"{name} {size}"] = torch.empty(shape, dtype=dtype)
+                continue
+            raw = torch.frombuffer(
+                noise(math.prod(shape) * dtype.itemsize, name + size), dtype=torch.uint8
+            )
+            flat = (raw & 1).bool() if name == "bool" else raw.view(dtype)
+            found[f"{name} {size}"] = flat.reshape(shape)
+    found["sliced"] = found["float32 large"][3:30, ::2]
+    found["conj transposed"] = found["complex64 large"].mH
+    found["neg"] = found["complex64 large"].conj().imag
+    found["parameter"] = torch.nn.Parameter(found["float32 small"])
     return found
 
 
-def _inference(base: Any) -> Any:
-    import torch
-
-    with torch.inference_mode():
-        return base * 3
-
-
-def jax_values() -> dict[str, Any]:
-    """Every dtype that JAX has, small and large."""
-    import jax
-
-    jax.config.update("jax_enable_x64", True)
-    import jax.numpy as jnp
-    import ml_dtypes
-    import numpy as np
-
-    found: dict[str, Any] = {}
-    dtypes = {name: np.dtype(name) for name in NUMPY}
-    dtypes |= {name: np.dtype(getattr(ml_dtypes, name)) for name in ("bfloat16", *EIGHT)}
-    for name, dtype in dtypes.items():
-        found[f"{name} small"] = jnp.asarray(_numpy_array(dtype, SMALL, name))
-        found[f"{name} large"] = jnp.asarray(_numpy_array(dtype, LARGE, name + "+"))
-        found[f"{name} none"] = jnp.asarray(np.empty((0, 4), dtype))
-        found[f"{name} one"] = jnp.asarray(_numpy_array(dtype, (), name))
-    for name in NARROW:
-        low = -1 if name[0] == "i" else 0
-        found[name] = jnp.asarray(np.arange(low, 2).astype(getattr(ml_dtypes, name)))
-    base = jnp.arange(40 * 60 * 7.0, dtype=jnp.float32).reshape(40, 60, 7)
-    found |= {"transposed": base.T, "sliced": base[3:30, ::2, 1]}
-    return found
-
-
-VALUES = {"numpy": numpy_values, "torch": torch_values, "jax": jax_values}
+VALUES = {"numpy": numpy_values, "torch": torch_values}
 
 
 def bits(value: Any) -> tuple[str, str, tuple[int, ...], bytes]:
     """Type, dtype, shape and bytes of an array, whatever its framework."""
-    module = type(value).__module__.partition(".")[0]
-    if module == "torch":
+    if type(value).__module__.partition(".")[0] == "torch":
         import torch
 
         with torch.no_grad():
@@ -178,77 +93,5 @@ def bits(value: Any) -> tuple[str, str, tuple[int, ...], bytes]:
         return "torch", str(plain.dtype), tuple(plain.shape), raw
     import numpy as np
 
-    kind = "jax" if module.startswith("jax") else type(value).__name__
     array = np.asarray(value)
-    return kind, str(value.dtype), tuple(value.shape), array.tobytes()
-
-
-Point = collections.namedtuple("Point", "x y")
-
-
-@dataclasses.dataclass
-class State:
-    """A dataclass that both processes can import."""
-
-    step: int
-    weights: Any
-    name: str = "adam"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Frozen:
-    """One that cannot be set."""
-
-    points: tuple[Point, ...]
-
-
-def nested() -> dict[str, Any]:
-    """Values without a framework, and containers of them."""
-    import numpy as np
-
-    array = np.arange(12.0).reshape(3, 4)
-    return {
-        "none": None,
-        "true": True,
-        "false": False,
-        "int": -7,
-        "int64": 2**63 - 1,
-        "uint64": 2**64 - 1,
-        "big": -(10**400),
-        "float": 0.1,
-        "inf": float("inf"),
-        "tiny": 5e-324,
-        "negative zero": -0.0,
-        "complex": 1 - 2j,
-        "str": "μ=0.01 \x00 🙂",
-        "long str": "é" * 100_000,
-        "bytes": bytes(range(256)) * 100,
-        "bytearray": bytearray(b"abc"),
-        "list": [1, [2, [3, []]]],
-        "tuple": (1, (2.5, ()), None),
-        "dict": {"a": {1: array, 2.5: None}, (1, 2): "key", None: [array[0], {}]},
-        "set": {1, 2, 3},
-        "frozenset": frozenset({("a", 1)}),
-        "namedtuple": Point(array, Point(1, "y")),
-        "dataclass": State(3, [array, np.float32(1)]),
-        "frozen": Frozen((Point(1, 2), Point(None, True))),
-        "everything": [{"p": Point((State(1, {"w": array}),), {4})}, 2**70, b"x", -1j],
-    }
-
-
-def same(a: Any, b: Any) -> bool:
-    """Whether two nested values are alike in type, order and every bit."""
-    import numpy as np
-
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, (np.ndarray, np.generic)):
-        return bits(a) == bits(b)
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    if dataclasses.is_dataclass(a):
-        names = [field.name for field in dataclasses.fields(a)]
-        return all(same(getattr(a, n), getattr(b, n)) for n in names)
-    return a == b and repr(a) == repr(b)
+    return type(value).__name__, str(value.dtype), tuple(value.shape), array.tobytes()

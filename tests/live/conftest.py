@@ -18,7 +18,7 @@ import pytest
 from tensortap.api import session as live
 from tensortap.api.open import RemoteSession
 from tensortap.live import answers
-from tensortap.live.questions import ClientRow
+from tensortap.live.answers import ClientRow
 from tensortap.live.server import Server
 from tests.forks import Starter
 from tests.processes import wait_for

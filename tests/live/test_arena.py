@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import subprocess
 import textwrap
-import threading
 
 import pytest
 
 from tensortap.api.lookup import get as fetch
-from tests.live.talking import TALKS, Talker, segments, shared_files
+from tests.live.server.clients import Proxy
+from tests.live.talking import TALKS, Talker, segments
 
 
 def can(*command: str) -> bool:
@@ -60,15 +58,15 @@ def test_a_wrong_nonce_rules_out_shared_memory(server, run):
     # the server reads something there, but not what we have put there
     program = run("""
         import json, secrets, numpy as np, tensortap as tap
-        from tensortap.live import arena
-        class Liar(arena.Segment):
+        from tensortap.live import sink
+        class Liar(sink.Segment):
             def __init__(self, *args, **kwargs):
                 super().__init__(*args, **kwargs)
                 class Elsewhere:
                     def __setitem__(self, where, what): pass
                 if self.number == 0:
                     self.memory_kept, self.memory = self.memory, Elsewhere()
-        arena.Segment = Liar
+        sink.Segment = Liar
         assert tap.catch(np.arange(50_000), "x").wait(60)
         print(json.dumps(tap.receipt().sessions.popitem()[1]))
     """)
@@ -101,32 +99,26 @@ def test_a_tiny_dev_shm_is_enough(serving, run):
     ]
 
 
-@pytest.mark.fault("no shared memory left")
-def test_no_room_for_shared_memory_at_all(serving, run):
-    where = serving(memory="1GB")
-    small = ("sh", "-c", 'ulimit -f 16384; exec "$0" "$@"')  # no segment beyond 16 MB
-    assert run(BIG, to=where.address, before=small, TENSORTAP_ARENA="4MB").result() == [3, 0]
-    assert where.ask("[int(x[0]) for x in tap.get_all('x')]") == [0, 1, 2]
-
-
+@pytest.mark.parametrize("left", [1, 3])  # sending without a copy needs five
 @pytest.mark.fault("no descriptors left")
-def test_no_descriptors_left_in_the_program(server, run):
-    program = run("""
+def test_no_descriptors_left_in_the_program(server, run, left):
+    program = run(
+        f"""
         import json, os, resource, numpy as np, tensortap as tap
         assert tap.catch(0, "first").wait(60)
-        used = max(map(int, os.listdir("/proc/self/fd")))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 4, used + 4))
-        held = [open("/dev/null") for _ in range(3)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+        held = [os.dup(0) for _ in range(200 - {left} - len(os.listdir("/proc/self/fd")) + 1)]
         for i in range(5):
             assert tap.catch(np.full(100_000, i), "x").wait(60), str(tap.receipt())
         print(json.dumps([tap.receipt().captured, tap.receipt().dropped]))
-    """)
+    """,
+        TENSORTAP_NO_ARENA="1",
+    )
     assert program.result() == [6, 0]
     assert [int(fetch(server.history, "x", i)[-1]) for i in range(5)] == [4, 3, 2, 1, 0]
 
 
-@pytest.mark.parametrize("wait", [0, 20], ids=["a stream", "one by one"])
-def test_bytes_are_sent_if_the_server_cannot_map_a_segment(serving, run, wait):
+def test_bytes_are_sent_if_the_server_cannot_map_a_segment(serving, run):
     where = serving()
     talk = Talker(run(TALKS, to=where.address))
     talk("catch(2, wait=60)")
@@ -136,9 +128,8 @@ def test_bytes_are_sent_if_the_server_cannot_map_a_segment(serving, run, wait):
         "globals().update(held=[os.dup(0) for _ in range(65 - len(os.listdir('/proc/self/fd')))])]"
         " and 1"
     )
-    if not wait:
-        where.stop()  # so that many are under way at once
-    talk(f"catch(100, size=50_000, wait={wait})")  # too large for the message: from the arena
+    where.stop()  # so that many are under way at once
+    talk("catch(100, size=50_000)")  # too large for the message: from the arena
     where.go_on()
     assert talk("tap.flush(60)")
     r = talk("receipt()")
@@ -146,54 +137,6 @@ def test_bytes_are_sent_if_the_server_cannot_map_a_segment(serving, run, wait):
     assert r["state"] == ["connected, over TCP"]
     assert where.ask("[len(held), [os.close(f) for f in held]] and len(held)") > 10
     assert where.ask("[int(x[-1]) for x in tap.get_all('x')]") == list(range(102))
-
-
-class Proxy:
-    """A wire that can be cut, or that holds back what the server says."""
-
-    def __init__(self, port: int) -> None:
-        self.target = port
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        self.deaf = False  # words of the server do not arrive
-        self.pairs: list[tuple[socket.socket, socket.socket]] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self.listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(("127.0.0.1", self.target))
-            self.pairs.append((client, server))
-            threading.Thread(target=self._pass, args=(client, server, True), daemon=True).start()
-            threading.Thread(target=self._pass, args=(server, client, False), daemon=True).start()
-
-    def _pass(self, source: socket.socket, target: socket.socket, up: bool) -> None:
-        try:
-            while data := source.recv(1 << 16):
-                if up or not self.deaf:
-                    target.sendall(data)
-        except OSError:
-            pass
-        finally:
-            for end in (source, target):
-                with contextlib.suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
-
-    def cut(self) -> None:
-        """Break all connections."""
-        pairs, self.pairs = self.pairs, []
-        for pair in pairs:
-            for end in pair:
-                with contextlib.suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
-                end.close()
-
-    def close(self) -> None:
-        self.listener.close()
-        self.cut()
 
 
 @pytest.mark.parametrize("arena", ["", "1"], ids=["shared memory", "TCP"])
@@ -220,18 +163,8 @@ def test_records_sent_again_after_a_lost_connection_arrive_once(server, run, wai
         assert [int(fetch(server.history, "x", step=s)[-1]) for s in steps] == steps
         # it still goes through shared memory, and all blocks are returned
         assert r["state"][0].endswith("TCP" if arena else "shared memory")
-        shared = "pool.acquire_shared(pool.nbytes) is not None"
-        whole = "pool._collect() or not pool._private.leased" if arena else shared
+        region = "_private" if arena else "_arena"
+        whole = f"pool._collect() or not pool.{region}.leased"
         wait_for(lambda: talk(whole), what=lambda: talk(whole))
     finally:
         proxy.close()
-
-
-def test_nothing_is_left_in_dev_shm(serving, run):
-    before = shared_files()
-    where = serving()
-    program = run(TALKS, to=where.address)
-    Talker(program)("catch(10, size=1_000_000, wait=60)")
-    where.kill()
-    program.kill()
-    assert shared_files() == before

@@ -14,7 +14,6 @@ import pytest
 
 import tensortap as tap
 from tensortap.api import session as live
-from tensortap.core.errors import NotFound
 from tests.live.conftest import ROOT
 
 
@@ -37,65 +36,6 @@ def session(server, run, monkeypatch):
     return server
 
 
-def test_get(session):
-    assert tap.get("loss") == 0.2
-    assert tap.get("loss", 1) == 0.25
-    assert tap.get("loss", step=3, rank=0) == 0.25
-    assert tap.get("loss", -1) == 1.0
-    assert tap.get_all("loss") == [1.0, 0.5, 1 / 3, 0.25, 0.2]
-    with pytest.raises(NotFound, match="did you mean 'loss'"):
-        tap.get("los")
-    with pytest.raises(NotFound, match="no 'loss' at step 40; the nearest captured step is 4"):
-        tap.get("loss", step=40)
-    with pytest.raises(NotFound, match="'loss' has 5 records"):
-        tap.get("loss", 5)
-    with pytest.raises(NotFound, match=r"ranks? 0"):
-        tap.get("loss", rank=3)
-
-
-def test_summary_and_describe(session, capsys):
-    tap.summary()
-    shown = capsys.readouterr().out
-    assert f"tensortap on {session.address}" in shown
-    for name in ("loss", "blocks.3.attn", "list", "big", "state", "[bold]markup"):
-        assert name in shown
-    assert "NaN 1! +Inf 1!" in shown
-    assert "[20000] i64" in shown
-    assert "recent" in shown
-    assert "\x1b[31m" not in shown
-    live.current().describe("blocks.3.attn")
-    shown = capsys.readouterr().out
-    assert "blocks.3.attn" in shown
-    assert "[3] f32 x=1 NaN 1! +Inf 1!" in shown
-    live.current().describe("state")
-    shown = capsys.readouterr().out
-    assert "['a']" in shown
-    live.current().describe("loss")
-    assert "5 records" in capsys.readouterr().out
-    tap.help()
-    shown = capsys.readouterr().out
-    assert "session.ingest_all()" in shown
-    assert 'tap.get("loss", 1)' in shown
-
-
-def test_ingest_all(session, capsys):
-    space = {"tap": tap, "loss": "mine", "__builtins__": __builtins__}
-    exec("import tensortap as tap; done = tap.serve().ingest_all()", space)
-    assert space["loss"] == "mine"
-    assert space["blocks_3_attn"].shape == (3,)
-    assert space["class_"] == 7
-    assert space["loss_1"] == "bad"
-    assert "list" not in space  # a builtin
-    said = capsys.readouterr().out
-    assert "loss" in said
-    assert "list" in said
-    assert space["done"]["blocks.3.attn"] == "blocks_3_attn"
-    exec("import tensortap as tap; done = tap.serve().ingest_all(overwrite=True)", space)
-    assert space["loss"] == 0.2
-    assert space["list"] == [1, 2]
-    assert space["big"][-1] == 19_999
-
-
 def test_another_process_sees_the_same(session, run):
     program = run(
         f"""
@@ -114,7 +54,7 @@ def test_another_process_sees_the_same(session, run):
             view.summary(); view.describe("loss")
             try:
                 view.get("nothing")
-            except tap.errors.NotFound as error:
+            except tap.core.errors.NotFound as error:
                 print(error)
         """,
         COLUMNS="160",

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from tensortap.api.lookup import get as fetch
+from tests.live.server.clients import Proxy
 from tests.live.talking import TALKS, Talker
-from tests.live.test_arena import Proxy
 
 pytestmark = pytest.mark.slow
 
@@ -24,18 +24,9 @@ class SlowProxy(Proxy):
         self.flows.set()
         super().__init__(port)
 
-    def _pass(self, source, target, up):
-        flows = self.flows
-
-        class Throttled:
-            def recv(self, _):
-                flows.wait()
-                return source.recv(4096)
-
-            def shutdown(self, how):
-                source.shutdown(how)
-
-        super()._pass(Throttled(), target, up)
+    def _read(self, source):
+        self.flows.wait()
+        return source.recv(4096)
 
 
 @pytest.mark.fault("slow connection")
@@ -164,3 +155,64 @@ def test_stopped_viewers_do_not_delay_others(server, run, programs):
     for viewer in viewers:
         viewer.signal(signal.SIGCONT)
         assert viewer.process.poll() is None
+
+
+# each case in a fork: libzmq would abort it
+NEAR_LIMITS = """
+    import json, mmap, os, resource, time, traceback, numpy as np, tensortap as tap
+
+    def descriptors():
+        return list(map(int, os.listdir("/proc/self/fd")))
+
+    def train(limit, left):
+        held = []
+        if limit == "descriptors":
+            number = max(descriptors()) + 1200  # select takes none above 1023
+            resource.setrlimit(resource.RLIMIT_NOFILE, (number, number))
+            while len(descriptors()) < number:
+                held.append(os.dup(0))
+            for _ in range(left):
+                os.close(held.pop())
+        else:
+            used = int(open("/proc/self/statm").read().split()[0]) * mmap.PAGESIZE
+            resource.setrlimit(resource.RLIMIT_AS, (used + (left << 20), -1))
+        before = len(descriptors()) if left > 2 else 0
+        for i in range(10):
+            tap.catch(np.full(2000, i), "x")
+            time.sleep(0.01)
+        assert tap.flush(10)
+        r = tap.receipt()
+        assert r.captured + r.dropped == 10, str(r)
+        if r.dropped and before:
+            assert len(descriptors()) <= before + 4, str(r)  # a pipe, and a segment with a nonce
+        if left == 6:
+            for number in held:
+                os.close(number)
+            while not tap.catch(-1, "late").wait(1):
+                time.sleep(0.1)
+        return r.captured
+
+    found = []
+    for limit, lefts in ("descriptors", (2, 6, 8, 16, 86)), ("MiB", (4, 12, 20, 50, 400)):
+        for left in lefts:
+            if not (child := os.fork()):
+                code = 99
+                try:
+                    code = train(limit, left)
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    os._exit(code)
+            found.append([limit, left, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])])
+    print(json.dumps(found))
+"""
+
+
+@pytest.mark.fault("no room for a connection")
+def test_near_its_limits_a_program_drops_instead_of_ending(server, run, record_property):
+    found = run(NEAR_LIMITS).result()
+    record_property("tried", len(found))
+    captured = [0, 0, 0, 0, 10]
+    assert [count for _, _, count in found] == captured * 2, found
+    assert server.history.written == 21
+    assert len(server.history.records("late")) == 1

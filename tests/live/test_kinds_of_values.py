@@ -21,19 +21,11 @@ SEND = """
 PATHS = {"shared memory": {}, "TCP": {"TENSORTAP_NO_ARENA": "1"}}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def narrow_again():
-    """The catalogue has 64-bit values of JAX; other tests of this process are to have none."""
-    import jax
-
-    before = jax.config.jax_enable_x64
-    yield
-    jax.config.update("jax_enable_x64", before)
-
-
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("framework", catalogue.VALUES)
+@pytest.mark.parametrize(
+    ("framework", "path"),
+    [("numpy", "shared memory"), ("numpy", "TCP"), ("torch", "shared memory")],
+)
 def test_every_dtype_and_layout_arrives_bit_for_bit(server, run, framework, path):
     program = run(SEND.format(values=f"{framework}_values"), **PATHS[path])
     sent = catalogue.VALUES[framework]()
@@ -47,37 +39,15 @@ def test_every_dtype_and_layout_arrives_bit_for_bit(server, run, framework, path
     assert server.history.written == len(sent) > 50
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_nested_values_arrive_unchanged(server, run, path):
-    run(SEND.format(values="nested"), **PATHS[path]).end()
-    wrong = {
-        name: fetch(server.history, name)
-        for name, value in catalogue.nested().items()
-        if not catalogue.same(value, fetch(server.history, name))
-    }
-    assert not wrong
+NESTED = """{
+    "list": [1, (2.5, None, True), []], "dict": {1: -1j, (1, 2): {4}, None: {}}, "big": -(10**400),
+    "bytes": bytes(range(256)), "text": "μ 🙂" * 50_000, "floats": [-0.0, 5e-324, float("inf")],
+}"""
 
 
-def test_torch_tensors_and_jax_arrays_in_containers(server, run):
-    import jax
-    import torch
-
-    run("""
-        import jax.numpy as jnp, numpy as np, torch, tensortap as tap
-        big = torch.arange(20_000).bfloat16()
-        value = {"t": [big, big[::2], torch.tensor(1.5)], "j": (jnp.ones(3), jnp.zeros((99, 99)))}
-        assert tap.catch(value, "mixed").wait(60)
-    """).end()
-    got = fetch(server.history, "mixed")
-    assert list(got) == ["t", "j"]
-    expected = torch.arange(20_000).bfloat16()
-    assert got["t"][0].dtype is torch.bfloat16
-    assert got["t"][0].equal(expected)
-    assert got["t"][1].equal(expected[::2])
-    assert got["t"][2].item() == 1.5
-    assert isinstance(got["j"], tuple)
-    assert all(isinstance(part, jax.Array) for part in got["j"])
-    assert got["j"][1].shape == (99, 99)
+def test_nested_values_arrive_unchanged(server, run):
+    run(f"import tensortap as tap; assert tap.catch({NESTED}, 'nested').wait(60)").end()
+    assert repr(fetch(server.history, "nested")) == repr(eval(NESTED))
 
 
 def test_other_objects_arrive_as_type_and_repr(server, run):
@@ -92,14 +62,10 @@ def test_other_objects_arrive_as_type_and_repr(server, run):
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-@pytest.mark.parametrize("framework", ["torch", "jax"])
-def test_a_session_without_the_framework_gets_numpy(serving, run, framework):
-    import ml_dtypes
-    import numpy as np
-
+def test_a_session_without_the_framework_gets_numpy(serving, run):
     where = serving(prelude="import sys; sys.modules['torch'] = sys.modules['jax'] = None")
-    run(SEND.format(values=f"{framework}_values"), to=where.address).end()
-    sent = catalogue.VALUES[framework]()
+    run(SEND.format(values="torch_values"), to=where.address).end()
+    sent = catalogue.torch_values()
     names = "float32 large, bfloat16 small, float8_e5m2 large, complex64 one, bool small"
     for name in names.split(", "):
         value = catalogue.bits(sent[name])
@@ -109,6 +75,5 @@ def test_a_session_without_the_framework_gets_numpy(serving, run, framework):
         )
         dtype = value[1].removeprefix("torch.")
         assert said == ["ndarray", dtype, list(value[2]), value[3].hex()]
-    assert np.dtype(ml_dtypes.bfloat16).name == "bfloat16"
     kinds = where.ask("sorted({type(tap.get(n)).__name__ for n in server.history.names()})")
     assert kinds == ["ndarray"]

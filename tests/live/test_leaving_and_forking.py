@@ -10,8 +10,9 @@ from tensortap.capture.pipeline import EXIT
 PATHS = {"shared memory": "", "TCP": "1"}
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("ending", ["", "raise SystemExit(0)", "import sys; sys.exit()"])
+@pytest.mark.parametrize(
+    ("ending", "path"), [("", "shared memory"), ("import sys; sys.exit()", "TCP")]
+)
 def test_pending_records_are_flushed_at_exit(server, run, ending, path):
     run(
         f"""
@@ -55,13 +56,12 @@ LEAVES = """
 """
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_stuck_server_delays_the_exit_by_at_most_two_seconds(serving, run, path):
+def test_a_stuck_server_delays_the_exit_by_at_most_two_seconds(serving, run):
     assert EXIT == 2.0
     where = serving()
 
     def took():
-        program = run(LEAVES.format(seconds=EXIT), where.address, TENSORTAP_NO_ARENA=PATHS[path])
+        program = run(LEAVES.format(seconds=EXIT), where.address)
         assert program.line() == "ready"
         where.stop()
         program.say()
@@ -133,7 +133,7 @@ def test_fork_while_other_threads_catch(server, run):
                 tap.catch(1.5, "scalar", every=3)
         threads = [threading.Thread(target=work) for _ in range(3)]
         [t.start() for t in threads]
-        for k in range(15):
+        for k in range(5):
             pid = os.fork()
             if not pid:
                 good = tap.catch(k, "child").wait(60)
@@ -144,7 +144,7 @@ def test_fork_while_other_threads_catch(server, run):
         [t.join() for t in threads]
         assert tap.catch("done", "parent").wait(60)
     """).end()
-    assert sorted(r.value for r in server.history.records("child")) == list(range(15))
+    assert sorted(r.value for r in server.history.records("child")) == list(range(5))
     assert fetch(server.history, "parent") == "done"
 
 
@@ -156,7 +156,7 @@ def test_threads_that_begin_together_lose_nothing(server, run):
             together.wait()
             for _ in range(100):
                 tap.catch(1.0, "x")
-        for k in range(15):
+        for k in range(5):
             pid = os.fork()
             if not pid:
                 sys.setswitchinterval(1e-5)
@@ -167,10 +167,10 @@ def test_threads_that_begin_together_lose_nothing(server, run):
                 os._exit(0 if flushed and not tap.receipt().dropped else 3)
             assert os.waitpid(pid, 0)[1] == 0, k
     """).end()
-    assert server.history.written == 15 * 800
+    assert server.history.written == 5 * 800
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_of_multiprocessing(server, run, tmp_path, method):
     # a file: spawn imports the main module anew
     script = tmp_path / "train.py"
@@ -201,42 +201,3 @@ if __name__ == "__main__":
     got = sorted(r.value for r in server.history.records("worker"))
     assert got == [k * 10 + i for k in range(3) for i in range(5)]
     assert [r.value for r in server.history.records("main")] == ["before", "after"]
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_of_a_dataloader(server, run, tmp_path, method):
-    script = tmp_path / "train.py"
-    script.write_text(f"""
-import os, torch
-import tensortap as tap
-from tensortap.capture import pipeline
-pipeline.EXIT = 200
-from torch.utils.data import DataLoader, Dataset
-
-class Numbers(Dataset):
-    def __len__(self): return 8
-    def __getitem__(self, i):
-        x = torch.full((5000,), float(i))
-        tap.catch(x, "sample")
-        x += 1
-        return x
-
-if __name__ == "__main__":
-    tap.catch("before", "main")
-    loader = DataLoader(Numbers(), batch_size=2, num_workers=2, multiprocessing_context={method!r})
-    for batch in loader:
-        tap.catch(batch, "batch")
-    assert tap.flush(60)
-""")
-    program = run(f"""
-        import subprocess, sys
-        sys.exit(subprocess.run([sys.executable, {str(script)!r}]).returncode)
-    """)
-    program.end()
-    count = len(server.history.records("sample"))
-    samples = [fetch(server.history, "sample", i) for i in range(count)]
-    assert sorted(float(s[0]) for s in samples) == list(range(8))
-    assert all(s.unique().numel() == 1 for s in samples)
-    assert len(server.history.records("batch")) == 4
-    # nothing of its workers' is under the main program: three programs have sent
-    assert len(server.clients) == 3

@@ -29,8 +29,8 @@ def test_memory_stays_within_its_bound(serving, run, path):
     program = run(
         """
         import json, numpy as np, tensortap as tap
-        for i in range(400):
-            tap.catch(np.full(250_000, i), "big")         # 2 MB: 800 MB in all
+        for i in range(160):
+            tap.catch(np.full(250_000, i), "big")         # 2 MB: 320 MB in all
             tap.catch(np.full(100, i), "small")
             if not i % 100:
                 tap.catch(np.full(100_000, i), "rare")
@@ -45,26 +45,21 @@ def test_memory_stays_within_its_bound(serving, run, path):
         TENSORTAP_BUFFER="32MB",
     )
     captured, dropped, pool = program.result()
-    assert (captured, dropped) == (804, 0)
+    assert (captured, dropped) == (322, 0)
     assert where.ask("server.history.nbytes") <= 64 << 20
     assert rss(where.pid) - before < 150e6
     assert pool < 64e6 * 1.25 + 32e6 + 64e6
     held = where.ask("{n: len(server.history.records(n)) for n in server.history.names()}")
     gone = where.ask("dict(server.history.evicted)")
-    assert {n: held[n] + gone.get(n, 0) for n in held} == {"big": 400, "small": 400, "rare": 4}
+    assert {n: held[n] + gone.get(n, 0) for n in held} == {"big": 160, "small": 160, "rare": 2}
     # the most repeated go first; what is rare stays
-    assert held["rare"] == 4
+    assert held["rare"] == 2
     assert 0 < held["big"] < 33
     steps = where.ask("[r.step for r in server.history.records('big')]")
-    assert steps == list(range(400 - held["big"], 400))
+    assert steps == list(range(160 - held["big"], 160))
     assert where.ask("answers.overview(server).evicted") == gone["big"] + gone.get("small", 0)
-    assert (
-        where.ask(
-            "[int(x[0]) == int(x[-1]) == s for x, s in zip(tap.get_all('big'), "
-            "[r.step for r in server.history.records('big')])]"
-        )
-        == [True] * held["big"]
-    )
+    content = where.ask("[[int(x[0]), int(x[-1])] for x in tap.get_all('big')]")
+    assert content == [[step, step] for step in steps]
 
 
 # records as `tap.track` makes them: statistics and no value
@@ -80,7 +75,7 @@ TRACKED = """
     rng = random.Random(0)
     sink = LiveSink(parse_address(), Pool(), Ledger())
     queue = Queue(sink, budget=16 << 20, overflow="block", name="tracked")
-    for i in range(60_000):
+    for i in range(30_000):
         bins = tuple(rng.choices(range(3000), k=rng.randrange(60)))
         numbers = [rng.random() for _ in range(10)]
         stats = Summary(28_672, rng.randrange(1000), 0, 0, 0, *numbers, -40, bins)
@@ -96,15 +91,15 @@ TRACKED = """
 
 @pytest.mark.slow
 def test_memory_of_tracked_records_is_what_is_counted(serving, run):
-    where = serving(memory="64MB")
+    where = serving(memory="32MB")
     run("import tensortap as tap; assert tap.catch(1.0, 'warm').wait(60)", to=where.address).end()
     where.ask("answers.overview(server).written")
     before = rss(where.pid)
     run(TRACKED, to=where.address).end()
     taken = rss(where.pid) - before
     counted = where.ask("server.history.nbytes")
-    assert where.ask("sum(server.history.evicted.values())") > 20_000
-    assert 0.95 * (64 << 20) < counted <= 64 << 20
+    assert where.ask("sum(server.history.evicted.values())") > 10_000
+    assert 0.95 * (32 << 20) < counted <= 32 << 20
     assert 0.8 * counted < taken < 1.2 * counted
 
 
@@ -139,33 +134,7 @@ def test_memory_of_columns_is_what_is_counted(serving, run, names):
     assert held == 60_000 // names - 1
 
 
-def test_eviction_is_shown(capsys, run, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    server = live.start("127.0.0.1", 0, "1MB")
-    monkeypatch.setattr(live, "_session", live.Session(server))
-    try:
-        run(
-            """
-            import numpy as np, tensortap as tap
-            for i in range(30):
-                assert tap.catch(np.full(10_000, i), "x").wait(60)
-            """,
-            to=server,
-        ).end()
-        live.summary()
-        shown = capsys.readouterr().out
-        gone = server.history.evicted["x"]
-        assert gone >= 17
-        assert f"{gone} older records evicted" in shown
-        assert f"(+{gone} evicted)" in shown
-        live.current().describe("x")
-        assert f"{gone} evicted" in capsys.readouterr().out
-    finally:
-        server.close()
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_values_in_use_survive_their_eviction(run, wait_for, path):
+def test_values_in_use_survive_their_eviction(run, wait_for):
     server = live.start("127.0.0.1", 0, "8MB")
     try:
         program = run(
@@ -181,7 +150,6 @@ def test_values_in_use_survive_their_eviction(run, wait_for, path):
                 print(i)
             """,
             to=server,
-            TENSORTAP_NO_ARENA=PATHS[path],
         )
         program.say("3")
         assert program.line() == "3"
@@ -204,60 +172,3 @@ def test_values_in_use_survive_their_eviction(run, wait_for, path):
     finally:
         server.close()
     assert (value == 2).all()
-
-
-def test_values_from_get_belong_to_the_caller(server, run):
-    run("""
-        import jax.numpy as jnp, numpy as np, torch, tensortap as tap
-        tap.catch(torch.zeros(10_000), "large"); tap.catch(torch.zeros(3), "small")
-        tap.catch(np.zeros(10_000), "array"); tap.catch({"a": [np.zeros(4)]}, "nested")
-        tap.catch(torch.tensor(0.0), "zero-dim"); tap.catch(jnp.zeros(4), "jax")
-        tap.catch(torch.nn.Parameter(torch.zeros(3)), "parameter")
-        tap.flush(60)
-    """).end()
-    for name in ("large", "small", "array", "zero-dim", "parameter"):
-        value = fetch(server.history, name)
-        value += 1
-        value[...] = 5
-        assert not fetch(server.history, name).any(), name
-    nested = fetch(server.history, "nested")
-    nested["a"][0][:] = 7
-    nested["b"] = 1
-    again = fetch(server.history, "nested")
-    assert list(again) == ["a"]
-    assert not again["a"][0].any()
-
-
-def test_takes_a_fixed_part_of_the_memory_of_the_training_process(serving, run):
-    """The attack that killed a trainer in a container of 1.5 GB: 32 MiB at every step."""
-    where = serving(memory="2GB")
-    limited = ("sh", "-c", 'ulimit -v 1500000; exec "$0" "$@"')
-    program = run(
-        """
-        import json, os, numpy as np, tensortap as tap
-        from tensortap.capture.pipeline import pipeline
-        from tensortap.core.settings import memory_limit
-        x, most = np.ones(4 << 20), 0
-        for i in range(20):  # more than the limit in all
-            x[0] = i
-            tap.catch(x, "x")
-            most = max(most, pipeline.pool.taken)
-            if i % 2:
-                tap.flush(60)
-        done = tap.flush(60)
-        spare = bytearray(500 << 20)  # the next peak of the training
-        receipt = tap.receipt()
-        print(json.dumps([most, memory_limit(), done, receipt.captured, receipt.reasons]))
-        """,
-        to=where.address,
-        before=limited,
-        OPENBLAS_NUM_THREADS="1",
-    )
-    most, limit, done, captured, reasons = program.result()
-    assert limit == pytest.approx(0.3 * 1500000 * 1024, rel=0.01)
-    assert 0 < most <= limit + (40 << 20)  # the last block may exceed it
-    assert done
-    assert captured >= 10
-    assert captured + reasons["over budget"] == 20
-    assert where.written() == captured
-    assert reasons["error"] == 0

@@ -6,12 +6,9 @@ import json
 
 import pytest
 
-from tensortap.api.lookup import get as fetch
 
-
-@pytest.mark.parametrize("arena", ["", "1"], ids=["shared memory", "TCP"])
 @pytest.mark.fault("SIGSTOP of a session")
-def test_the_latest_of_each_name_wins(serving, run, wait_for, row, arena):
+def test_the_latest_of_each_name_wins(serving, run, row):
     where = serving(memory="64MB")
     program = run(
         """
@@ -32,7 +29,6 @@ def test_the_latest_of_each_name_wins(serving, run, wait_for, row, arena):
         """,
         to=where.address,
         TENSORTAP_BUFFER="4MB",
-        TENSORTAP_NO_ARENA=arena,
     )
     assert program.line() == "ready"
     where.stop()
@@ -116,24 +112,6 @@ def test_blocking_ends_when_the_server_dies(serving, run, wait_for):
 
 
 @pytest.mark.parametrize("arena", ["", "1"], ids=["shared memory", "TCP"])
-def test_one_tensor_larger_than_the_budget_arrives(server, run, arena):
-    run(
-        """
-        import torch, tensortap as tap
-        big = torch.arange(3_000_000)
-        for i in range(3):
-            assert tap.catch(big + i, "big").wait(60)
-        assert tap.catch("after", "small").wait(60)
-        assert tap.receipt().dropped == 0
-        """,
-        TENSORTAP_BUFFER="1MB",
-        TENSORTAP_NO_ARENA=arena,
-    ).end()
-    assert len(server.history.records("big")) == 3
-    assert fetch(server.history, "big")[-1] == 3_000_001
-
-
-@pytest.mark.parametrize("arena", ["", "1"], ids=["shared memory", "TCP"])
 def test_a_value_larger_than_the_history_is_dropped_alone(serving, run, wait_for, row, arena):
     where = serving(memory="16MB")
     program = run(
@@ -161,31 +139,3 @@ def test_a_value_larger_than_the_history_is_dropped_alone(serving, run, wait_for
     program.say()
     program.end()
     assert row(where).reasons["too large"] == 3
-
-
-def test_block_waits_for_room_in_the_arena(serving, run):
-    where = serving()
-    program = run(
-        """
-        import numpy as np, tensortap as tap
-        assert tap.catch(0.0, "hello").wait(60)
-        print("ready"); input()
-        for i in range(40):
-            tap.catch(np.full(75_000, i), "x")
-        assert tap.flush(60)
-        receipt = tap.receipt()
-        print(receipt.captured, receipt.dropped, *receipt.sessions.values())
-        """,
-        to=where.address,
-        TENSORTAP_ARENA="1MB",  # for one value
-        TENSORTAP_BUFFER="4MB",  # for six
-        TENSORTAP_OVERFLOW="block",
-    )
-    assert program.line() == "ready"
-    where.stop()
-    program.say()
-    where.go_on()
-    assert program.line() == "41 0 connected, through shared memory"
-    values = "[int(r.value.data[0]) for r in server.history.records('x')]"
-    assert where.ask(values) == list(range(40))
-    program.end()

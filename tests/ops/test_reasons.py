@@ -8,7 +8,7 @@ from torch.nn import functional
 
 import tensortap as tap
 from tensortap.rooms.ops.operations import FORWARD, Operation, OperationInput, SourceLine
-from tensortap.rooms.ops.reasons.why import why
+from tensortap.rooms.ops.reasons import why
 
 INF, NAN = float("inf"), float("nan")
 
@@ -33,7 +33,6 @@ FORWARDS = [
      "float32, 3.40282e+38")),
     (lambda: tensor(1, 14.2, dtype=HALF).exp(),
      "exp overflows float16 above 11.09: largest input 14.2"),
-    (lambda: tensor(100.0).exp(), "exp overflows float32 above 88.72: largest input 100"),
     (lambda: tensor(200.0).exp2(), "exp2 overflows float32 above 128.00: largest input 200"),
     (lambda: tensor(-1, 2, -3).log(), "log of 2 negative numbers"),
     (lambda: tensor(0, 2, 0).log(), "log of 0: 2 elements are 0"),
@@ -41,7 +40,6 @@ FORWARDS = [
     (lambda: tensor(-3, 2).log1p(), "log1p below -1: 1 element is below -1"),
     (lambda: tensor(-1, 4).sqrt(), "sqrt of 1 negative number"),
     (lambda: tensor(0, 4).rsqrt(), "rsqrt of 0: 1 element is 0"),
-    (lambda: tensor(-1, 4).rsqrt(), "rsqrt of 1 negative number"),
     (lambda: tensor(0.0, 2).reciprocal(), "reciprocal of 0: 1 element is 0"),
     (lambda: tensor(-2, 4) ** 0.3, "1 negative number to a power that is not whole"),
     (lambda: tensor(0, 4) ** -1.5, "0 to a negative power: 1 element is 0"),
@@ -49,15 +47,12 @@ FORWARDS = [
      "power overflows float16: 300 to the power of 3 exceeds the largest float16, 65,504"),
     (lambda: tensor(2.0).acos(), "acos outside [-1, 1]: 1 element is outside, 2 to 2"),
     (lambda: tensor(0.5, 1.0).atanh(), "atanh is infinite at -1 and 1: 1 element is there"),
-    (lambda: tensor(0.5).acosh(), "acosh outside [1, inf): 1 element is outside, 0.5 to 0.5"),
     (lambda: tensor(300, dtype=HALF) * tensor(400, dtype=HALF),
      "product overflows float16: 300 times 400, the largest float16, 65,504"),
     (lambda: tensor(60000, dtype=HALF) + tensor(60000, dtype=HALF),
      "sum overflows float16: 6e+04 and 6e+04, the largest float16, 65,504"),
     (lambda: tensor(1.0, 70000, 80000).half(),
      "cast overflows float16: 2 values exceed 65,504, the largest is 80,000"),
-    (lambda: tensor(1.0, 70000).to(torch.float16),
-     "cast overflows float16: 1 value exceeds 65,504, the largest is 70,000"),
     (lambda: torch.ones(65536, dtype=HALF).mul(2).sum(),
      "overflow in the sum of 65,536 float16: largest magnitude 2, the largest float16, 65,504"),
     (lambda: torch.full((2, 300), 20, dtype=HALF) @ torch.full((300, 2), 20, dtype=HALF),
@@ -114,17 +109,15 @@ def test_what_torch_itself_replaces_is_not_reported(name):
     assert f"{name}'(0) is infinite: 1 element is at that point" in reasons
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_optimizer_without_eps(fused):
+def test_optimizer_without_eps():
     weight = torch.nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.Adam([weight], eps=0.0, fused=fused)
+    optimizer = torch.optim.Adam([weight], eps=0.0)
     weight.grad = torch.tensor([1.0, 0.0, 0.0])
     with tap.ops() as ops:
         optimizer.step()
     found = ops.first_nonfinite
     assert found.phase == "optimizer"
-    assert found.why.startswith("0/0")
-    assert "eps is 0" in found.why or "2 elements of the denominator are 0" in found.why
+    assert found.why == "0/0: 2 elements of the denominator are 0"
 
 
 def test_plain_facts_where_no_reason_is_known():

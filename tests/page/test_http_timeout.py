@@ -22,8 +22,8 @@ HALVES = {
 
 @pytest.fixture
 def page(monkeypatch):
-    monkeypatch.setattr("tensortap.page.http_timeout.REQUEST_TIMEOUT", 0.3)
-    monkeypatch.setattr("tensortap.page.http_timeout.MOST_WAITING", 1000)
+    monkeypatch.setattr("tensortap.page.server._REQUEST_TIMEOUT", 0.3)
+    monkeypatch.setattr("tensortap.page.server._MOST_WAITING", 1000)
     page = Page(Catalog(), port=0)
     yield page
     page.close()
@@ -33,8 +33,8 @@ def page(monkeypatch):
 @pytest.mark.attack("half-open requests to the page")
 def test_many_connections_take_few_descriptors(page, monkeypatch):
     """The oldest without a request is closed for each new one; an answered stranger is not kept."""
-    monkeypatch.setattr("tensortap.page.http_timeout.REQUEST_TIMEOUT", 60)
-    monkeypatch.setattr("tensortap.page.http_timeout.MOST_WAITING", 10)
+    monkeypatch.setattr("tensortap.page.server._REQUEST_TIMEOUT", 60)
+    monkeypatch.setattr("tensortap.page.server._MOST_WAITING", 10)
     silent = [socket.create_connection(("127.0.0.1", page.port), 60) for _ in range(50)]
     for connection in silent[:40]:
         assert connection.recv(1) == b""

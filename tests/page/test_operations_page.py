@@ -102,12 +102,6 @@ def test_hostile_explanations_are_only_text(tab, run):
     tab.check()
 
 
-def test_a_step_without_a_verdict_is_said(tab, run):
-    tab.go(f"run={run.name}&tab=alerts&why=77")
-    assert "verdicts are of steps" in tab.page.locator("#notice").inner_text()
-    tab.check()
-
-
 def test_a_module_unfolds_into_its_operations(tab, run):
     tab.go(f"run={run.name}&tab=operations&step=3")
     q = tab.page
@@ -143,15 +137,6 @@ def test_hostile_operations_are_only_text(tab, run):
     assert q.locator("#panel-operations").inner_text().count(HOSTILE) == 2
     assert not q.locator("#panel-operations img, #panel-operations b").count()
     tab.check()
-
-
-def test_runs_without_operations_say_how_to_record_them(chromium, tmp_path):  # noqa: F811
-    path = tap.init(tmp_path)
-    tap.catch(1.0, "x")
-    tap.finish()
-    with serving(path) as page, Tab(chromium, page) as tab:
-        tab.open("operations")
-        assert "tap.ops(model)" in tab.page.locator("#panel-operations").inner_text()
 
 
 def test_health_has_a_light_per_rule_and_small_lines_per_layer(tab, run):

@@ -10,8 +10,7 @@ import shutil
 import pytest
 import websockets
 
-from tensortap.page.catalog import Catalog
-from tensortap.page.catalog_entries import RunEntry
+from tensortap.page.catalog import Catalog, RunEntry
 from tensortap.page.push import Subscriber, refresh_entry, run_news
 from tests.page.conftest import Writer, enter, logged_in, serving
 

@@ -51,7 +51,7 @@ def test_figures_are_those_of_viz(client, runs):
     from tensortap.table.table import table_of
 
     table = table_of(tap.open(runs / "a"))
-    wanted = heatmap_figure(table, kind="Gradient", metric="rm2", theme="dark")
+    wanted = heatmap_figure(table, kind="Gradient", metric="rm2")
     found = good(client.get("/api/overview?run=a&kind=Gradient&metric=rm2&theme=dark"))
     assert found["data"][0]["z"] == wanted["data"][0]["z"]
     assert found["layout"]["meta"]["layers"] == LAYERS
@@ -101,33 +101,6 @@ def test_draws_the_requested_slice(client):
     z = found["figure"]["data"][0]["z"]
     assert (untyped(z) if isinstance(z, dict) else np.array(z)).tolist() == wanted.tolist()
     assert found["axes"] == [0, 2]
-    assert "x[:, 2, :]" in found["python"]
-
-
-@pytest.mark.slow
-def test_python_code_of_a_slice_runs(client):
-    found = good(tensor(client, name="cube", step=1, axes="2,1", at="1,0,0", minus="step"))
-    *lines, last = found["python"].splitlines()
-    space = {}
-    exec("\n".join(lines), space)
-    assert found["minus"] == "step 0, rank 0"
-    assert (eval(last, space) == 100).all()
-    assert (space["x"][1, :, :].T == np.arange(12, 24).reshape(3, 4).T + 100).all()
-
-
-def test_difference_to_another_step_and_run(client):
-    found = good(tensor(client, name="cube", step=2, minus="step", otherstep=0))
-    assert found["statistics"]["min"] == found["statistics"]["max"] == 200
-    asked = {"run": "a", "name": "head", "kind": "Activation", "minus": "run", "other": "b"}
-    assert (
-        good(client.get("/api/tensor", params={**asked, "step": 3}))["statistics"]["max_abs"] == 0
-    )
-    found = good(client.get("/api/tensor", params={**asked, "step": 13}))
-    assert found["statistics"]["max_abs"] > 0
-    assert found["minus"] == "b, step 13, rank 0"
-    answer = tensor(client, name="cube", minus="rank", otherrank=5)
-    assert answer.status_code == 404
-    assert "rank 5" in answer.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -185,36 +158,6 @@ def test_shows_caught_and_dumped_values(tmp_path):
         assert (curve["name"], curve["y"]) == ("my_loss", [1.0, 0.5, 1 / 3])
 
 
-@pytest.mark.slow
-def test_shows_traced_values(tmp_path):
-    def step(x):
-        h = np.full((2, 3), x)
-        loss = 1.0 / x
-        return h, loss
-
-    run = tap.init(tmp_path)
-    with tap.trace(step, ["h", "loss"]):
-        for x in (1.0, 2.0, 4.0):
-            step(x)
-    tap.finish()
-    with serving(run) as page, logged_in(page) as client:
-        assert good(client.get("/api/run", params={"run": run.name}))["kinds"] == ["Local"]
-        (held,) = good(client.get("/api/tensor_steps", params={"run": run.name}))["tensors"]
-        assert (held["name"], held["kind"], held["steps"]) == ("step.h", "Local", [0, 1, 2])
-        asked = {"run": run.name, "name": "step.h", "kind": "Local"}
-        assert good(client.get("/api/tensor", params=asked))["statistics"]["max"] == 4
-        curve = good(client.get("/api/training", params={"run": run.name}))["data"][0]
-        assert (curve["name"], curve["y"]) == ("step.loss", [1.0, 0.5, 0.25])
-
-
-def test_lists_the_tensors_that_were_kept(client):
-    found = good(client.get("/api/tensor_steps?run=a"))["tensors"]
-    assert [(t["name"], t["kind"], len(t["steps"])) for t in found] == [
-        ("head", "Activation", STEPS)
-    ]
-    assert good(client.get("/api/tensor_steps?run=empty"))["tensors"] == []
-
-
 # -- comparing -----------------------------------------------------------------------------
 
 
@@ -270,7 +213,7 @@ def test_cancels_a_job():
     assert started.wait(60)
     assert jobs.start("endless", work) is job
     job.cancelled.set()
-    assert job.done.wait(60)
+    wait_for(lambda: job.state["state"] != "running")
     assert said[-1] == {"state": "cancelled"}
 
 
@@ -383,7 +326,7 @@ def test_run_that_grows_and_is_replaced(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_ranks_and_their_difference(tmp_path):
+def test_two_ranks(tmp_path):
     for rank in (0, 1):
         run = Writer(tmp_path, "ranks", rank=rank, world_size=2)
         for step in range(3):
@@ -396,11 +339,8 @@ def test_two_ranks_and_their_difference(tmp_path):
         for rank, curves in ({}, 1), ({"rank": "all"}, 2), ({"rank": 1}, 1):
             assert len(good(client.get("/api/lines", params=asked | rank))["data"]) == curves
         x = good(client.get("/api/tensor", params={**asked, "step": 1, "rank": 0}))
-        both = {**asked, "step": 1, "rank": 1, "minus": "rank", "otherrank": 0}
-        gap = good(client.get("/api/tensor", params=both))
-        assert gap["minus"] == "step 1, rank 0"
-        # the values of rank 1 are twice those of rank 0
-        assert gap["statistics"]["max_abs"] == x["statistics"]["max_abs"]
+        y = good(client.get("/api/tensor", params={**asked, "step": 1, "rank": 1}))
+        assert y["statistics"]["max_abs"] == 2 * x["statistics"]["max_abs"]
         assert good(client.get("/api/receipt?run=ranks"))["ranks"] == 2
         curve = good(client.get("/api/training?run=ranks"))["data"][0]
         assert curve["name"] == "loss (mean of 2 ranks)"

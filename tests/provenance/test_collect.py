@@ -55,13 +55,8 @@ def test_clean_project(repo, run):
     assert info["project_git_info"]["status"] == "clean"
     assert info["runtime_modifications"] == {}
     assert info["runtime_modifications_checked"] is False
-
-
-def test_writes_nothing_if_nothing_changed(repo, run):
-    repo.write("model.py", "changed\n")
-    collect(run, start=repo.path, modifications=False)
     before = {name: (run / name).stat().st_mtime_ns for name in names(run)}
-    collect(run, start=repo.path, modifications=False)
+    collect(run, start=repo.path, modifications=False)  # nothing has changed
     assert {name: (run / name).stat().st_mtime_ns for name in names(run)} == before
 
 
@@ -119,9 +114,8 @@ def test_package_imported_later_creates_no_version(python, tmp_path):
 def test_logs_unwritable_folder_once(tmp_path, caplog, monkeypatch):
     monkeypatch.delenv("TENSORTAP_STRICT", raising=False)
     keeper = Keeper(tmp_path / "gone", start=tmp_path, interval=0.0)
-    assert keeper.wait(60)
-    keeper.update(force=True)
-    assert keeper.wait(60)
+    assert keeper.update_now()
+    assert keeper.update_now()
     assert keeper.close(60)
     messages = [r.getMessage() for r in caplog.records if r.name == "tensortap"]
     assert len(messages) == len(set(messages)) == 3
@@ -136,15 +130,11 @@ def test_strict_mode_raises(tmp_path, monkeypatch):
 def test_keeper_writes_changes(repo, run):
     keeper = Keeper(run, start=repo.path, interval=0.0)
     assert (run / "runtime_info.json").exists()  # before it returns
-    assert keeper.wait(60)
+    assert keeper.update_now()
     assert names(run) == FILES
     assert read(run, "git_info.json")["runtime_modifications_checked"] is True
-    keeper.update(force=True)
-    assert keeper.wait(60)
-    assert names(run) == FILES
     repo.write("model.py", "changed\n")
-    keeper.update(force=True)
-    assert keeper.wait(60)
+    assert keeper.update_now()
     assert names(run) == FILES | {"git_info.1.json", "project.patch"}
     repo.write("model.py", "changed again\n")
     keeper.update()
@@ -152,7 +142,7 @@ def test_keeper_writes_changes(repo, run):
     assert "+changed" in (run / "project.2.patch").read_text()  # the first had none
     assert "+changed again" in (run / "project.patch").read_text()
     keeper.update()
-    keeper.update(force=True)
+    assert keeper.update_now()
     assert keeper.close(60)
 
 
@@ -164,7 +154,7 @@ def test_update_metadata_describes_the_moment_of_the_call(python, repo, tmp_path
         from tensortap.runs.init import current
         {NOT_EDITABLE}
         tap.init(sys.argv[1])
-        assert current().keepers[0].wait(60)
+        assert current().keepers[0].update_now()
         def mine(text, width=70): return text
         original, textwrap.fill = textwrap.fill, mine
         tap.rooms.provenance.update_metadata()
@@ -181,6 +171,35 @@ def test_update_metadata_describes_the_moment_of_the_call(python, repo, tmp_path
     assert [set(each) for each in found] == [{own}, {own, "textwrap.fill"}, {own}]
 
 
+def test_dump_describes_the_patches_of_its_moment(python, tmp_path):
+    code = """
+        import json, sys, numpy as np, tensortap as tap
+        path = tap.init(sys.argv[1])
+        def new(*args, **options): return 1
+        for name, place, function in (("a", np, "mean"), ("b", json.JSONEncoder, "encode")):
+            tap.dump(np.ones(3), "before")
+            original = getattr(place, function)
+            setattr(place, function, new)
+            tap.dump(np.ones(3), name)
+            setattr(place, function, original)
+        tap.finish()
+        infos = [json.loads(file.read_text()) for file in path.glob("git_info*.json")]
+        print(sorted({name for info in infos for name in info["runtime_modifications"]}))
+    """
+    found = python(code, str(tmp_path / "runs"))
+    assert "['json.encoder.JSONEncoder.encode', 'numpy.mean']" in str(found)
+
+
+def test_warning_names_what_is_missing(tmp_path, caplog, monkeypatch):
+    ended = threading.Event()
+    monkeypatch.setattr(modifications.Finder, "find", lambda *_: ended.wait(60) and {})
+    keeper = Keeper(tmp_path, start=tmp_path)  # no repository
+    wait_for((tmp_path / "git_info.json").exists)
+    assert not keeper.close(0.1)
+    ended.set()
+    assert "not complete: searching for monkey patches took more than 0 s" in caplog.text
+
+
 def test_checks_wait_for_the_interval(repo, run):
     keeper = Keeper(run, start=repo.path, interval=3600.0)
     wait_for(lambda: keeper.checks)
@@ -188,19 +207,19 @@ def test_checks_wait_for_the_interval(repo, run):
         keeper.update()
     time.sleep(0.3)
     assert keeper.checks == 1
-    assert keeper.wait(60)  # checks at once
+    assert keeper.update_now()
     assert keeper.checks == 2
     assert keeper.close(60)
 
 
 def test_keeper_does_nothing_in_a_forked_child(repo, run):
     keeper = Keeper(run, start=repo.path, interval=0.0)
-    assert keeper.wait(60)
+    assert keeper.update_now()
     with keeper._changed:  # a lock that another thread holds is never released in the child
         child = os.fork()
         if child == 0:
-            keeper.update(force=True)
-            keeper.wait()
+            keeper.update()
+            keeper.update_now()
             keeper.close()
             os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
@@ -214,10 +233,9 @@ def test_error_does_not_end_the_keeper(repo, run, monkeypatch, caplog):
     with monkeypatch.context() as patch:
         patch.setattr(sys.modules["tensortap.rooms.provenance.keeper"], "packages_info", broken)
         keeper = Keeper(run, start=repo.path, interval=0.0)
-        assert keeper.wait(60)
+        assert keeper.update_now()
     assert names(run) == FILES - {"packages.json"}
-    keeper.update(force=True)
-    assert keeper.wait(60)
+    assert keeper.update_now()
     assert names(run) == FILES
     assert "broken" in caplog.text
     assert keeper.close(60)

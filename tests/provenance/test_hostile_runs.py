@@ -7,7 +7,6 @@ import subprocess
 
 import pytest
 from packaging.requirements import Requirement
-from typer.testing import CliRunner
 
 from tensortap.core.errors import NotFound, TensortapError
 from tensortap.rooms.provenance import reproduce
@@ -97,13 +96,11 @@ def test_ignores_a_repository_inside_the_run(tmp_path, evil, ran):
 
 
 @pytest.mark.attack("run with a hostile repository")
-@pytest.mark.parametrize("named", [False, True])
-def test_runs_no_filter_and_no_hook_of_a_repository(tmp_path, evil, ran, named):
+def test_runs_no_filter_and_no_hook_of_a_repository(tmp_path, evil, ran):
     repo = tmp_path / "beside"
     commit = trap(repo, evil)
-    place = "/nowhere" if named else str(repo)
-    run = make_run(tmp_path / "run", project={"commit_id": commit, "repository": place})
-    made = reproduce(run, tmp_path / "out", repo=repo if named else None)
+    run = make_run(tmp_path / "run", project={"commit_id": commit, "repository": str(repo)})
+    made = reproduce(run, tmp_path / "out")
     assert (made.folder / "project/a.txt").read_text() == "content\n"
     assert any("filters did not run" in note for note in made.notes)
     assert not ran.exists()
@@ -128,9 +125,8 @@ def test_runs_no_filter_of_the_user(tmp_path, evil, ran, plain_git):
 @pytest.mark.attack("path outside a folder")
 @pytest.mark.parametrize(
     "reference",
-    ["See ../.bashrc", "See ../../home/.bashrc", "See /etc/passwd", "See run.sh", "See .bashrc",
-     "See project.patch\n", "See package.x.patch"],
-)  # fmt: skip
+    ["See ../.bashrc", "See /etc/passwd", "See run.sh", "See project.patch\n"],
+)
 def test_rejects_patches_with_other_names(tmp_path, victim, repo, reference):
     project = {"commit_id": repo.commit(), "repository": str(repo.path)}
     for where in (
@@ -146,9 +142,8 @@ def test_rejects_patches_with_other_names(tmp_path, victim, repo, reference):
 @pytest.mark.attack("options and lines in a run")
 @pytest.mark.parametrize(
     "commit",
-    ["--upload-pack=touch ../../ran", "-c", "HEAD", "main", "a" * 39, "A" * 40, "a" * 40 + "\n",
-     "$(touch ran)", "refs/heads/main"],
-)  # fmt: skip
+    ["--upload-pack=touch ../../ran", "HEAD", "A" * 40, "a" * 40 + "\n"],
+)
 def test_rejects_commits_that_are_no_digest(tmp_path, repo, ran, commit):
     project = {"commit_id": repo.commit(), "repository": str(repo.path)}
     run = make_run(tmp_path / "run", project={**project, "commit_id": commit})
@@ -259,26 +254,24 @@ def test_lines_stay_lines(tmp_path, ran):
     assert [Requirement(line).name for line in used][-1] == "ok"
     shown = [*made.missing, *made.notes, *(made.folder / "README.txt").read_text().split("\n")]
     assert all(text.isprintable() for text in shown)
-    assert "\x1b" not in made.preview()
+
+
+DAMAGED = [
+    b"[]", b"null", b'{"command": []}', b'{"environment_variables": {"A": 1}}', b"\xff\xfe{}",
+    b"[" * 100_000, b'{"command": {"full_command": "\\"unbalanced"}}',
+    b'{"command": {"full_command": "a\\u0000b"}}', b'{"command": {"full_command": "\\ud800"}}',
+]  # fmt: skip
 
 
 @pytest.mark.attack("damaged provenance of a run")
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"[]", b"null", b"5", b'{"command": []}', b'{"command": {"executable": 5}}',
-        b'{"environment_variables": {"A": 1}}', b'{"working_directory": null}', b"\xff\xfe{}",
-        b"[" * 100_000, b'{"a":' * 100_000, b'{"command": {"full_command": "\\"unbalanced"}}',
-        b'{"command": {"full_command": "a\\u0000b"}}', b'{"command": {"full_command": "\\ud800"}}',
-    ],
-)  # fmt: skip
-def test_damaged_files_give_one_clear_error(tmp_path, content):
-    for stem in ("runtime_info", "packages", "git_info"):
-        run = make_run(tmp_path / stem)
-        (run / f"{stem}.json").write_bytes(content)
-        (run / f"{stem}.².json").write_bytes(b"{}")  # a digit, but no number
-        with contextlib.suppress(TensortapError):
-            reproduce(run, tmp_path / f"out-{stem}")
+def test_damaged_files_give_one_clear_error(tmp_path):
+    for number, content in enumerate(DAMAGED):
+        for stem in ("runtime_info", "packages", "git_info"):
+            run = make_run(tmp_path / f"{stem}-{number}")
+            (run / f"{stem}.json").write_bytes(content)
+            (run / f"{stem}.².json").write_bytes(b"{}")  # a digit, but no number
+            with contextlib.suppress(TensortapError):
+                reproduce(run, tmp_path / f"out-{stem}-{number}")
 
 
 @pytest.mark.attack("options and lines in a run")
@@ -289,36 +282,6 @@ def test_addresses_of_other_programs_are_rejected(tmp_path, repo, ran):
         with pytest.raises(NotFound, match="neither a folder nor an address"):
             reproduce(run, tmp_path / "out", repo=address)
     assert not ran.exists()
-
-
-@pytest.mark.attack("command of a hostile run")
-def test_asks_before_it_runs_anything(tmp_path, ran):
-    import typer
-
-    from tensortap.rooms.provenance.command import reproduce as command
-
-    app = typer.Typer()
-    app.command()(command)
-    program = tmp_path / "x.py"
-    program.write_text(f"open({str(ran)!r}, 'w')")
-    runtime = {
-        "command": {"executable": "/v/python", "full_command": f"/v/python {program}"},
-        "environment_variables": {"LD_PRELOAD": "/nowhere/\x1b[2J\n#evil.so"},
-    }
-    run = make_run(tmp_path / "run", runtime={**runtime, "working_directory": "/"})
-    for number, answer in enumerate(("", "n\n")):
-        out = tmp_path / f"out{number}"
-        done = CliRunner().invoke(app, [str(run), "--out", str(out), "--run"], input=answer)
-        assert done.exit_code == 1
-        assert f'exec "${{PYTHON:-python3}}" {program}' in done.stderr
-        assert "export 'LD_PRELOAD=/nowhere/ [2J #evil.so'" in done.stderr
-        assert not ran.exists()
-    done = CliRunner().invoke(app, [str(run), "--out", str(tmp_path / "no"), "--run"], input="y\n")
-    assert done.exit_code == 0, done.output
-    assert ran.exists()
-    ran.unlink()
-    done = CliRunner().invoke(app, [str(run), "--out", str(tmp_path / "yes"), "--run", "--yes"])
-    assert ran.exists()
 
 
 @pytest.mark.attack("reading the run of somebody else")

@@ -5,41 +5,30 @@ import json
 import pytest
 
 LINEAR = "torch.nn.modules.linear.Linear"
-ROUNDS = [  # each round in a process of its own: statement → (what it replaces, kind)
+ROUNDS = [  # each round in a process of its own: statement → what it replaces
     {
-        "torch.nn.Linear.forward = new": (f"{LINEAR}.forward", "replaced"),
-        "torch.nn.Linear.__call__ = new": (f"{LINEAR}.__call__", "overrides"),
-        "torch.nn.Linear.from_nowhere = classmethod(new)": (f"{LINEAR}.from_nowhere", "added"),
-        "torch.nn.Module.__call__ = new": ("torch.nn.modules.module.Module.__call__", "replaced"),
-        "torch.nn.functional.silu = lambda x: x": ("torch.nn.functional.silu", "replaced"),
-        "torch.matmul = new": ("torch.matmul", "replaced"),
-        "torch.Tensor.add = new": ("torch.Tensor.add", "overrides"),
-        "torch.Tensor.mine = new": ("torch.Tensor.mine", "added"),
-        "torch.optim.Adam.step = mock.MagicMock()": ("torch.optim.adam.Adam.step", "replaced"),
+        "torch.nn.Linear.forward = new": f"{LINEAR}.forward",
+        "torch.nn.Linear.__call__ = new": f"{LINEAR}.__call__",
+        "torch.nn.Linear.from_nowhere = classmethod(new)": f"{LINEAR}.from_nowhere",
+        "torch.nn.functional.silu = lambda x: x": "torch.nn.functional.silu",
+        "torch.matmul = new": "torch.matmul",
+        "torch.Tensor.add = new": "torch.Tensor.add",
+        "torch.optim.Adam.step = mock.MagicMock()": "torch.optim.adam.Adam.step",
         "torch.nn.modules.normalization.LayerNorm = Own": (
-            "torch.nn.modules.normalization.LayerNorm",
-            "replaced",
+            "torch.nn.modules.normalization.LayerNorm"
         ),
-        "numpy.mean = new": ("numpy.mean", "replaced"),
-        "builtins.sum = new": ("builtins.sum", "replaced"),
-        "math.sqrt = new": ("math.sqrt", "replaced"),
-        "configparser.RawConfigParser.read = new": (
-            "configparser.RawConfigParser.read",
-            "replaced",
-        ),
-        "textwrap.fill = new": ("textwrap.fill", "replaced"),
+        "numpy.mean = new": "numpy.mean",
+        "builtins.sum = new": "builtins.sum",
+        "math.sqrt = new": "math.sqrt",
+        "configparser.RawConfigParser.read = new": "configparser.RawConfigParser.read",
     },
-    {
-        "torch.nn.Linear.forward = functools.partialmethod(new)": (f"{LINEAR}.forward", "replaced"),
-    },
+    {"torch.nn.Linear.forward = functools.partialmethod(new)": f"{LINEAR}.forward"},
     {
         "torch.nn.Linear.forward = functools.wraps(torch.nn.Linear.forward)(new)": (
-            f"{LINEAR}.forward",
-            "replaced",
+            f"{LINEAR}.forward"
         ),
         "torch.nn.functional.silu.__code__ = (lambda input, inplace=False: input).__code__": (
-            "torch.nn.functional.silu",
-            "replaced",
+            "torch.nn.functional.silu"
         ),
     },
 ]
@@ -50,9 +39,8 @@ PROGRAM = """
     import asyncio, builtins, configparser, functools, importlib.util, logging, math, os
     import threading, time, types, warnings
     from unittest import mock
-    import numpy, torch, torch._dynamo, torch.distributed, torch.distributed.fsdp, torch.utils.data
-    import jax, jax.experimental.pallas, jax.numpy as jnp, networkx, scipy.stats, sympy
-    import hypothesis.extra.numpy, msgspec, pydantic, pytest, rich.console, typer, zmq
+    import numpy, torch, jax, jax.numpy as jnp
+    import hypothesis, msgspec, pytest, rich.console, typer, zmq
     from tensortap.rooms.provenance.modifications import Finder
 
     def new(*args, **kwargs):
@@ -67,6 +55,11 @@ PROGRAM = """
     # attributes that Python offers for replacement
     sys.excepthook = threading.excepthook = warnings.showwarning = new
     logging.captureWarnings(True)
+
+    # frameworks in use
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU())
+    model(torch.ones(2, 3)).sum().backward()
+    jax.jit(jax.grad(lambda x: (x ** 2).sum()))(jnp.ones(3))
 
     # lazy objects
     spec = importlib.util.find_spec("turtledemo")
@@ -85,11 +78,6 @@ PROGRAM = """
     sys.modules["package"] = package = types.ModuleType("package")
     package.touchy, package.proxy = Touchy("X", (), {"__module__": "package"}), Proxy()
 
-    # frameworks in use
-    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU())
-    model(torch.ones(2, 3)).sum().backward()
-    torch.optim.Adam(model.parameters()).step()
-    jax.jit(jax.grad(lambda x: (x ** 2).sum()))(jnp.ones(3))
     before = set(sys.modules)
 
     finder = Finder()
@@ -128,31 +116,9 @@ def test_finds_patches_and_nothing_else(run_python, tmp_path):
     assert result["lazy"] == "_LazyModule"
     assert result["imported"] == []
     for wanted, found in zip(ROUNDS, result["patches"], strict=True):
-        assert {where: m["kind"] for where, m in found.items()} == dict(wanted.values())
-        assert {key for m in found.values() for key in m} == {
-            "kind", "by", "module", "file", "line", "original",
-        }  # fmt: skip
+        assert found.keys() == set(wanted.values())
     described = result["patches"][0][f"{LINEAR}.forward"]
-    assert described["by"] == "__main__.new"
-    assert described["module"] == "__main__"
+    assert described.keys() == {"by", "file", "line"}
+    assert (described["by"], described["line"]) == ("__main__.new", 11)
     assert described["file"].endswith("train.py")
-    assert described["line"] == 12
-    assert "torch/nn/modules/linear.py:" in described["original"]
     assert result["took"] < 10  # seconds of the processor; on a busy machine 1.1
-
-
-@pytest.mark.slow
-def test_raises_no_false_alarm_inside_pytest(python, tmp_path):
-    (tmp_path / "test_it.py").write_text(
-        "import pytest, warnings\n"
-        "from hypothesis import given, strategies as st\n"
-        "from tensortap.rooms.provenance.modifications import Finder\n"
-        "@pytest.fixture\n"
-        "def fixed(): return 1\n"
-        "@given(st.integers())\n"
-        "def test_a(x): pass\n"
-        "@pytest.mark.parametrize('x', [1])\n"
-        "def test_b(x, fixed, capsys): assert Finder().find() == {}\n"
-    )
-    out = python("import pytest, sys; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider']))")
-    assert "2 passed" in out

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tensortap.rooms.provenance.runtime import comparable, runtime_info
+from tensortap.rooms.provenance.runtime import runtime_info
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,8 @@ SHOW += "print(json.dumps(r()))"
 
 def test_command_can_be_pasted_into_a_shell(python, tmp_path):
     hard = ["a b", "it's", "$HOME", "*", "ü", "", "--x=1 2"]
-    first = json.loads(python(SHOW, *hard))
+    first = json.loads(python(SHOW, *hard, environ={"ODD": os.fsdecode(b"\xff")}))
+    assert first["environment_variables"]["ODD"].isprintable()
     assert first["command"]["argv"][1:] == hard
     assert first["command"]["executable"] == sys.executable
     again = subprocess.run(
@@ -44,31 +45,6 @@ def test_command_can_be_pasted_into_a_shell(python, tmp_path):
         env={**os.environ, "PYTHONPATH": "src" + os.pathsep + os.pathsep.join(sys.path)},
     )  # fmt: skip
     assert json.loads(again.stdout)["command"] == first["command"]
-
-
-def test_command_includes_options_of_python(tmp_path):
-    (tmp_path / "prog.py").write_text(SHOW)
-    done = subprocess.run(
-        [sys.executable, "-u", "-X", "dev", "-m", "prog", "--lr", "1"],
-        cwd=tmp_path, capture_output=True, check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
-    words = shlex.split(json.loads(done.stdout)["command"]["full_command"])
-    assert words[1:] == ["-u", "-X", "dev", "-m", "prog", "--lr", "1"]
-
-
-@pytest.mark.attack("secrets in a run")
-def test_hides_secrets(python):
-    environ = {"HF_TOKEN": "deadbeefcafe", "DATABASE_URL": "postgres://me:hunter22@db/x"}
-    out = python(SHOW, "--api-key", "swordfish1", "--note=deadbeefcafe", environ=environ)
-    for secret in ("deadbeefcafe", "hunter22", "swordfish1"):
-        assert secret not in out
-    assert json.loads(out)["environment_variables"]["HF_TOKEN"] == "***"
-
-
-def test_bytes_that_are_not_text(python):
-    environ = {b"ODD".decode(): os.fsdecode(b"\xff\xfe")}
-    json.loads(python(SHOW, os.fsdecode(b"\xff"), environ=environ)).keys()
 
 
 def test_draws_no_number_and_initializes_nothing(python):
@@ -84,15 +60,11 @@ def test_draws_no_number_and_initializes_nothing(python):
         assert one["seeds"] == two["seeds"]
         assert not torch.cuda.is_initialized()
         assert not sys.modules["jax._src.xla_bridge"]._backends
-        numpy.random.rand(); random.random()
-        three = runtime_info()
-        print(json.dumps([one["seeds"], three["seeds"]]))
+        print(json.dumps(one["seeds"]))
     """)
-    one, three = json.loads(out)
-    assert one["torch"] == three["torch"] == 7
-    assert one["jax_default_prng_impl"] == "threefry2x32"
-    assert one["numpy_state"] != three["numpy_state"]
-    assert one["random_state"] != three["random_state"]
+    seeds = json.loads(out)
+    assert seeds["torch"] == 7
+    assert seeds["jax_default_prng_impl"] == "threefry2x32"
 
 
 def test_imports_nothing(python):
@@ -130,10 +102,4 @@ def test_records_launcher(python, tmp_path):
     command = json.loads(done.stdout)["command"]
     assert shlex.split(command["launcher"])[1:3] == ["-m", "torch.distributed.run"]
     assert command["argv"] == ["prog.py", "--lr=1"]
-
-
-def test_clocks_and_states_are_not_compared():
-    info = runtime_info()
-    assert "random_state" in info["seeds"]
-    assert comparable(info).keys() == KEYS - {"timestamp"}
-    assert not {"random_state", "numpy_state"} & comparable(info)["seeds"].keys()
+    assert shlex.split(command["full_command"])[1:] == ["-u", "prog.py", "--lr=1"]

@@ -61,15 +61,6 @@ def test_a_session_names_the_rank_of_ddp_with_another_weight(server, gloo):
     assert (alert.step, alert.module, alert.message) == (4, "2", _MESSAGE)
 
 
-def test_a_session_raises_no_alert_about_a_clean_job(server, gloo):
-    gloo(_TRAINING, world=3, TENSORTAP_SERVER=str(server.address), STEPS="20")
-    watch = rank_watch.RankWatch(server)
-    for _ in range(3):
-        assert watch.poll() == []
-    assert alerts_in(server.history) == []
-    assert len(watch._table) > 1000
-
-
 def test_a_run_on_disk_tells_the_same(gloo, tmp_path):
     gloo(_TRAINING, world=3, RUNS=str(tmp_path), WRONG="1")
     (path,) = tmp_path.iterdir()
@@ -97,7 +88,7 @@ _STEPS = """
 
 def test_a_rank_that_is_killed_or_stopped(run, monkeypatch):
     """Both are behind, and reported once; a stopped one that goes on is so until it catches up."""
-    monkeypatch.setattr(rank_findings, "_LATE_SECONDS", 8.0)
+    monkeypatch.setattr(rank_findings, "_LATE_SECONDS", 3.0)
     server = live.start("127.0.0.1", 0, "64MB")
     found = lambda: sorted(a.rank for a in alerts_in(server.history) if a.rule == "behind")
     arrived = lambda: len(server.history.records("loss"))
@@ -113,7 +104,7 @@ def test_a_rank_that_is_killed_or_stopped(run, monkeypatch):
     try:
         ranks = [run(_STEPS, server, RANK=str(rank), WORLD_SIZE="5") for rank in range(5)]
         assert [each.line() for each in ranks] == ["there"] * 5
-        wait_for(lambda: step(ranks, lambda: arrived() > 100))
+        wait_for(lambda: step(ranks, lambda: arrived() > 20))
         assert found() == []
         ranks[3].kill()
         ranks[4].signal(signal.SIGSTOP)
@@ -121,7 +112,7 @@ def test_a_rank_that_is_killed_or_stopped(run, monkeypatch):
         ranks[4].signal(signal.SIGCONT)
         left = (*ranks[:3], ranks[4])
         before = arrived()
-        wait_for(lambda: step(left, lambda: arrived() > before + 100))
+        wait_for(lambda: step(left, lambda: arrived() > before + 40))
         for program in left:
             program.end()
         assert found() == [3, 4]

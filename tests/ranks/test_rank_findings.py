@@ -114,13 +114,6 @@ def test_tensors_that_begin_to_differ_together_are_one_finding():
     assert (second.ranks, second.name, second.step) == ((2, 5, 6), "fc.weight", 4)
 
 
-def test_a_difference_that_returns_is_found_again():
-    twice = lambda rank, step, name, values: (
-        step in (1, 2, 4) and add_one([2], 0)(rank, step, name, values)
-    )
-    assert [(each.step, each.last_step) for each in found(weights(twice))] == [(1, 2), (4, 4)]
-
-
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_with_models_of_their_own_do_not_disagree(world):
     """Their norms and biases begin alike, but only because all elements are equal."""
@@ -160,18 +153,6 @@ def test_only_the_same_shards_are_replicas():
     assert (finding.ranks, finding.name, finding.step) == ((1, 3), "fc.weight", 2)
 
 
-def test_optimizer_state_belongs_to_the_module_of_its_parameter():
-    state = [
-        msgspec.structs.replace(
-            r, kind=Kind.OPTIMISER_STATE, name=f"{r.name}.exp_avg",
-            tags={"state": "exp_avg", "parameter": r.name},
-        )
-        for r in weights(add_one([4], 2))
-    ]  # fmt: skip
-    (finding,) = found(state)
-    assert (finding.name, finding.module, finding.ranks) == ("fc.weight.exp_avg", "fc", (4,))
-
-
 def test_chunks_of_a_large_run_are_compared_one_by_one(monkeypatch):
     records = [*weights(add_one([2], 3)), *job(size=lambda rank, *_: 5.0 if rank == 6 else 1.0)]
     expected = found(records)
@@ -207,31 +188,11 @@ def test_a_few_steps_or_a_small_distance_are_no_finding():
     assert found(job(size=lambda rank, _, __: 1.8 if rank == 6 else 1.0)) == []
 
 
-def test_a_problem_that_returns_is_reported_again():
-    bad = {*range(3, 8), *range(9, 14)}
-    size = lambda rank, step, _: 0.01 if rank == 2 and step in bad else 1.0
-    assert [(each.step, each.last_step) for each in found(job(16, size))] == [(3, 7), (9, 13)]
-
-
 def test_a_rank_with_nan_while_most_are_finite():
     (finding,) = found(job(size=lambda rank, *_: np.nan if rank == 3 else 1.0))
     assert (finding.ranks, finding.step) == ((3,), 0)
     assert "it holds NaN or Inf, their median is " in finding.message
     assert found(job(size=lambda rank, *_: np.nan)) == []
-
-
-def test_only_ranks_that_should_be_alike_are_compared():
-    """Ranks along tp hold other columns; along dp they are alike."""
-    mesh = lambda rank: {"mesh": f"dp={rank // 2}/4 tp={rank % 2}/2", "placements": "S(1)"}
-    columns = lambda rank, step, name: 100.0 if rank % 2 else 1.0
-    with_weights = lambda records: (
-        [Record("w", Kind.WEIGHT, 0, 0, 99, rank, 8, 0, tags=mesh(rank)) for rank in range(8)]
-        + list(records)
-    )
-    assert found(with_weights(job(size=columns, tags=mesh))) == []
-    odd = lambda rank, step, name: columns(rank, step, name) * (9 if rank == 3 else 1)
-    (finding,) = found(with_weights(job(size=odd, tags=mesh)))
-    assert (finding.ranks, finding.name) == ((3,), "first")
 
 
 def test_shards_of_a_parameter_are_not_compared():
@@ -257,11 +218,11 @@ def test_no_false_alarm_in_clean_steps_of_eight_ranks():
     """Sizes of gradients of small batches have long tails, and every tensor has its own."""
     draw = np.random.default_rng(1)
     level = 10 ** draw.uniform(-4, 2, 20)
-    values = level * np.exp(0.3 * draw.standard_t(3, (1000, 8, 20)))
+    values = level * np.exp(0.3 * draw.standard_t(3, (300, 8, 20)))
     assert found(metrics(values)) == []
-    values[500:505, 5, 7] *= 1000
+    values[150:155, 5, 7] *= 1000
     (finding,) = found(metrics(values))
-    assert (finding.ranks, finding.name, finding.step) == ((5,), "layer7", 500)
+    assert (finding.ranks, finding.name, finding.step) == ((5,), "layer7", 150)
 
 
 # -- progress ------------------------------------------------------------------------------------

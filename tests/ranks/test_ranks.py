@@ -11,7 +11,7 @@ from tensortap.core.record import Kind, Record
 from tensortap.page.encoding import untyped
 from tensortap.rooms.ranks.figure import ranks_figure
 from tensortap.rooms.ranks.mesh import MeshLayout, group_keys, mesh_layout, rank_tree
-from tensortap.rooms.ranks.ranks import alike_groups, deviations, over_names, over_steps, progress
+from tensortap.rooms.ranks.ranks import alike_groups, over_names, over_steps
 from tensortap.stats import summarize_array
 from tensortap.table.table import table_of
 from tests.commands import type_in
@@ -36,19 +36,6 @@ def test_marks_only_the_rank_that_is_far():
         True, False, False
     ]  # fmt: skip
     assert not over_steps(table_of(list(records())), "Weight", "w", "rm2").far.any()
-
-
-def test_normal_noise_is_not_far():
-    noise = 1 + 0.02 * np.random.default_rng(0).standard_normal((16, 5000))
-    assert (deviations(noise)[1] > 8).sum() == 0
-    assert deviations(np.array([[1.0], [np.nan], [9.0]]))[1].max() == 0  # too few to tell
-
-
-def test_tells_who_is_behind():
-    made = progress(table_of(list(records(late=2))))
-    assert made.behind.tolist() == [0, 0, 3, 0, 0, 0, 0, 0]
-    assert made.last[2] == 6
-    assert made.records.tolist() == [10, 10, 7, *[10] * 5]
 
 
 def test_a_mesh_is_a_tree_of_at_most_32_siblings():

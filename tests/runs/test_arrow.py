@@ -72,7 +72,10 @@ assert run.get("loss", step=1) == 0.5
 assert len(run.get_all("big")) == 3
 assert [r.step for r in run.follow()] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 assert run.missing() == []
+table = run.table()
+table.exponents(table.rows(kind="Value")), table.column("rm2"), table.alerts()
 assert "pandas" not in sys.modules
+assert "plotly" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

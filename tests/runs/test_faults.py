@@ -33,7 +33,8 @@ import os, sys
 import numpy as np
 import tensortap as tap
 from tensortap.rooms.provenance import collect
-from tensortap.runs import init
+from tensortap.runs import init, sink
+sink._TAIL_ROWS = 50  # tables are sealed meanwhile
 
 def train(folder):
     confirmed = os.open(f"{folder}/confirmed", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -160,7 +161,7 @@ def test_truncation_at_every_byte(small_runs, tmp_path, state, file, request, re
             found = read(run, path)
         except TensortapError:
             continue
-        assert {key: whole[key] for key in found} == found, length
+        assert list(found.items()) == list(whole.items())[: len(found)], length  # a prefix
     record_property("tried", len(lengths))
 
 

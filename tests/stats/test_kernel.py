@@ -6,8 +6,6 @@ import concurrent.futures
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -17,15 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tensortap.core.record import Summary
 from tensortap.stats import numpy_summary, summarize, summarize_array, summarize_memory
 from tensortap.stats.columns import SummaryColumns
 
 if summarize.kernel is None:
     pytest.skip("the kernel was not built", allow_module_level=True)
 
-AssertClose = Callable[[Summary, Summary, float], None]
-Array = np.ndarray[Any, Any]
 
 kernel = summarize.kernel
 DTYPES = [
@@ -36,17 +31,17 @@ DTYPES = [
 
 
 @pytest.fixture
-def every_variant() -> Iterator[list[str]]:
+def every_variant():
     used = kernel.variant()
     yield kernel.variants()
     kernel.use(used)
 
 
-def dtype_of(name: str) -> np.dtype[Any]:
+def dtype_of(name):
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-def sample(name: str, n: int, seed: int = 0) -> Array:
+def sample(name, n, seed=0):
     """Return numbers of a dtype, including its special values."""
     rng = np.random.default_rng(seed)
     dtype = dtype_of(name)
@@ -68,7 +63,7 @@ def sample(name: str, n: int, seed: int = 0) -> Array:
     return rng.integers(-8 if name == "int4" else 0, 8, n).astype(dtype)
 
 
-def bits(summary: Summary) -> bytes:
+def bits(summary):
     """Return the bits of a summary, because nan is not equal to itself."""
     import msgspec
 
@@ -76,7 +71,7 @@ def bits(summary: Summary) -> bytes:
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_agrees_with_numpy_for_every_dtype(name: str, assert_close: AssertClose) -> None:
+def test_agrees_with_numpy_for_every_dtype(name, assert_close):
     assert summarize.code_of(name) is not None
     for n in (0, 1, 2, 40, 5000, 70_000):
         x = sample(name, n)
@@ -84,7 +79,7 @@ def test_agrees_with_numpy_for_every_dtype(name: str, assert_close: AssertClose)
 
 
 @st.composite
-def patchworks(draw: st.DrawFn, bits: int) -> Array:
+def patchworks(draw, bits):
     """Draw long arrays of a few stretches, so that chunks differ and borders are anywhere."""
     floats = st.floats(width=bits) | st.sampled_from([0.0, -0.0, 2.0**-149, 2.0**127, 1.0])
     pieces = []
@@ -94,13 +89,8 @@ def patchworks(draw: st.DrawFn, bits: int) -> Array:
     return np.concatenate(pieces)
 
 
-@given(patchworks(32))
-def test_float32_across_chunks(assert_close: AssertClose, x: Array) -> None:
-    assert_close(summarize_array(x), numpy_summary.summarize_array(x), 1e-11)
-
-
-@given(patchworks(64))
-def test_float64_across_chunks(assert_close: AssertClose, x: Array) -> None:
+@given(patchworks(32) | patchworks(64))
+def test_floats_across_chunks(assert_close, x):
     assert_close(summarize_array(x), numpy_summary.summarize_array(x), 1e-11)
 
 
@@ -110,7 +100,7 @@ def test_float64_across_chunks(assert_close: AssertClose, x: Array) -> None:
     n=st.integers(2, 9000),
     seed=st.integers(0, 99),
 )
-def test_large_mean_small_deviation(mean: float, scale: float, n: int, seed: int) -> None:
+def test_large_mean_small_deviation(mean, scale, n, seed):
     noise = np.random.default_rng(seed).standard_normal(n)
     x = (mean * (1 + scale * noise)).astype(np.float32)
     y = x.astype(np.longdouble)
@@ -121,7 +111,7 @@ def test_large_mean_small_deviation(mean: float, scale: float, n: int, seed: int
 
 @pytest.mark.parametrize("spread", [1, 10, 20, 40, 70, 126])
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
-def test_exponents_near_and_far(spread: int, dtype: str) -> None:
+def test_exponents_near_and_far(spread, dtype):
     # exponents that need one window, several, or too many; in both orders
     rng = np.random.default_rng(0)
     wide = np.exp2(rng.integers(-spread, spread, 150_000, endpoint=True)).astype(dtype)
@@ -132,7 +122,7 @@ def test_exponents_near_and_far(spread: int, dtype: str) -> None:
         assert summarize_array(x).exponents == expected
 
 
-def test_every_exponent_of_float64() -> None:
+def test_every_exponent_of_float64():
     exponents = np.arange(-1074, 1024)
     x = np.resize(np.ldexp(1.0, exponents), 100_000)
     s = summarize_array(-x)
@@ -141,7 +131,7 @@ def test_every_exponent_of_float64() -> None:
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_all_variants_are_bit_identical(name: str, every_variant: list[str]) -> None:
+def test_all_variants_are_bit_identical(name, every_variant):
     assert every_variant[0] == "baseline"
     for n in (1, 7, 8, 9, 31, 65, 1000, 4095, 4097, 70_001):
         x = sample(name, n, seed=n)
@@ -154,20 +144,20 @@ def test_all_variants_are_bit_identical(name: str, every_variant: list[str]) -> 
 
 
 @pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "uint8", "int64", "complex64"])
-def test_any_number_of_threads_is_bit_identical(name: str) -> None:
+def test_any_number_of_threads_is_bit_identical(name):
     x = np.resize(sample(name, 1_000_003), (3, 700_001))
     for view in (x, x[:, ::2], x.T):
         found = {bits(summarize_array(view, threads=n)) for n in (1, 2, 3, 8, 0)}
         assert len(found) == 1
 
 
-def memory_of(x: Array) -> Any:
+def memory_of(x):
     strides = None if x.flags.c_contiguous else x.strides
     return x.__array_interface__["data"][0], summarize.kernel_code(x.dtype), x.shape, strides
 
 
 @pytest.mark.parametrize("threads", [1, 3, 0])
-def test_many_arrays_in_one_call_are_bit_identical(threads: int) -> None:
+def test_many_arrays_in_one_call_are_bit_identical(threads):
     names = [name for name in DTYPES if name != "complex128"]
     arrays = [sample(name, n, seed=n) for n in (0, 1, 7, 5000, 70_000) for name in names]
     large = sample("float32", 1_100_000)
@@ -182,25 +172,25 @@ def test_many_arrays_in_one_call_are_bit_identical(threads: int) -> None:
 
 
 @pytest.mark.parametrize("wrong", [[(8, 0, 3)], [(0, 0, 3, None)], [(8, 99, 3, None)], None])
-def test_many_arrays_reject_wrong_arguments(wrong: Any) -> None:
+def test_many_arrays_reject_wrong_arguments(wrong):
     x = sample("float32", 10)
     arrays = wrong and [memory_of(x), *wrong]
     with pytest.raises((TypeError, ValueError)):
         kernel.summarize_many(arrays, 0)
 
 
-def test_many_arrays_leave_what_is_no_array_to_the_caller() -> None:
+def test_many_arrays_leave_what_is_no_array_to_the_caller():
     assert kernel.summarize_many([memory_of(sample("float32", 10)), 5], 0) is None
 
 
-def test_many_arrays_reject_magnitudes_beyond_float64() -> None:
+def test_many_arrays_reject_magnitudes_beyond_float64():
     x = np.array([complex(1.7e308, 1.7e308), 1.0])
     with pytest.raises(OverflowError, match="cannot hold"):
         kernel.summarize_many([memory_of(x)], 0)
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "int16", "uint16"])
-def test_many_16_bit_elements(name: str, assert_close: AssertClose) -> None:
+def test_many_16_bit_elements(name, assert_close):
     patterns = np.random.default_rng(0).integers(0, 1 << 16, (1 << 20) + 5, dtype=np.uint16)
     x = patterns.view(dtype_of(name))
     for n in (1000, x.size):
@@ -215,10 +205,8 @@ def test_many_16_bit_elements(name: str, assert_close: AssertClose) -> None:
     hnp.array_shapes(min_dims=1, max_dims=5, max_side=9),
     st.sampled_from(["float32", "bfloat16", "uint8", "float64", "complex128", "int64"]),
 )
-@settings(max_examples=200)
-def test_any_strides(
-    assert_close: AssertClose, data: st.DataObject, shape: tuple[int, ...], name: str
-) -> None:
+@settings(max_examples=60)
+def test_any_strides(assert_close, data, shape, name):
     x = np.resize(sample(name, 500), shape)
     x = x[data.draw(hnp.basic_indices(shape, allow_newaxis=True, allow_ellipsis=False))]
     x = np.asarray(x)
@@ -231,7 +219,7 @@ def test_any_strides(
     assert bits(by_address) == bits(summarize_array(x))
 
 
-def test_large_strided_arrays(assert_close: AssertClose) -> None:
+def test_large_strided_arrays(assert_close):
     x = np.random.default_rng(0).standard_normal((300, 70, 90)).astype(np.float32)
     for view in (x[::2, 1:, ::-3], x.transpose(2, 0, 1)[5:], np.broadcast_to(x[:, :1], x.shape)):
         assert_close(summarize_array(view), numpy_summary.summarize_array(view), 1e-11)
@@ -239,14 +227,14 @@ def test_large_strided_arrays(assert_close: AssertClose) -> None:
 
 @pytest.mark.parametrize("name", ["float32", "float64", "complex128", "int16"])
 @pytest.mark.parametrize("n", [10, 9000])
-def test_unaligned_memory(name: str, n: int) -> None:
+def test_unaligned_memory(name, n):
     x = sample(name, n)
     raw = np.empty(x.nbytes + 1, np.uint8)
     raw[1:] = x.view(np.uint8)
     assert bits(summarize_array(raw[1:].view(x.dtype))) == bits(summarize_array(x))
 
 
-def test_flushed_subnormals_are_counted_and_stay_flushed() -> None:
+def test_flushed_subnormals_are_counted_and_stay_flushed():
     arrays = [
         np.resize(np.array([1e-40, -1e-45, 0.0, 1.0, 1e-38], np.float32), n) for n in (5, 100_000)
     ]
@@ -256,7 +244,7 @@ def test_flushed_subnormals_are_counted_and_stay_flushed() -> None:
     got: list[bytes] = []
     flushed: list[bool] = []
 
-    def flushing() -> None:
+    def flushing():
         assert torch.set_flush_denormal(True)
         tiny = torch.tensor([1e-40])
         for x in arrays:
@@ -270,7 +258,7 @@ def test_flushed_subnormals_are_counted_and_stay_flushed() -> None:
     assert flushed == [True] * len(arrays)
 
 
-def test_many_threads_at_once() -> None:
+def test_many_threads_at_once():
     arrays = [sample("float32", n, seed=n) for n in (100, 5000, 20_000, 600_000)] * 4
     want = [bits(summarize_array(x)) for x in arrays]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -280,7 +268,7 @@ def test_many_threads_at_once() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.slow
-def test_after_a_fork() -> None:
+def test_after_a_fork():
     x = sample("float32", 3_000_000)
     want = bits(summarize_array(x, threads=2))
     pid = os.fork()
@@ -290,14 +278,14 @@ def test_after_a_fork() -> None:
     assert bits(summarize_array(x, threads=2)) == want
 
 
-def test_leaves_magnitudes_beyond_float64_to_numpy() -> None:
+def test_leaves_magnitudes_beyond_float64_to_numpy():
     x = np.array([complex(1.7e308, 1.7e308), 1.0])
     code = summarize.code_of("complex128")
     assert kernel.summarize(x.ctypes.data, code, 2, None, 0) is None
     assert bits(summarize_array(x)) == bits(numpy_summary.summarize_array(x))
 
 
-def test_without_the_kernel(assert_close: AssertClose, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_kernel(assert_close, monkeypatch):
     x = sample("bfloat16", 600).reshape(20, 30)[::-2, ::3]
     address = x.view(np.uint16).ctypes.data
     with_kernel = summarize_memory(address, "bfloat16", x.shape, x.strides)
@@ -324,22 +312,22 @@ def test_without_the_kernel(assert_close: AssertClose, monkeypatch: pytest.Monke
         ((8,), TypeError, "address, code, shape"),
     ],
 )
-def test_rejects_wrong_arguments(arguments: Any, error: type[Exception], message: str) -> None:
+def test_rejects_wrong_arguments(arguments, error, message):
     with pytest.raises(error, match=message):
         kernel.summarize(*arguments)
 
 
-def test_rejects_wrong_variants_and_tables() -> None:
+def test_rejects_wrong_variants_and_tables():
     with pytest.raises(ValueError, match="cannot run the variant abacus"):
         kernel.use("abacus")
     with pytest.raises(ValueError, match="256 float64"):
         kernel.add_table(b"1234")
 
 
-def test_leaks_no_memory() -> None:
+def test_leaks_no_memory():
     arrays = [sample("float32", 100), sample("uint8", 100), sample("float64", 20_000)]
 
-    def rounds() -> None:
+    def rounds():
         for x in arrays * 200:
             summarize_array(x)
         for _ in range(200):

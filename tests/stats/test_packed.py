@@ -11,17 +11,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from tensortap.rooms.track.jax import device_stats
 from tensortap.stats import summarize_array
 from tensortap.stats.packed import HEAD, layout, unpack
-from tensortap.values.jax import device_stats
 
 pytestmark = pytest.mark.slow
 
 TOLERANCE = 1e-5
 REAL = [
-    "bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "bfloat16",
-    "float32", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn",
-    "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
+    "bool", "int8", "int32", "uint16", "uint32", "float16", "bfloat16", "float32",
+    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e8m0fnu",
 ]  # fmt: skip
 in_jax = jax.jit(device_stats.pack_in_jax)
 in_any = jax.jit(device_stats.pack)
@@ -55,8 +54,8 @@ def test_any_bits(assert_close, name):
         assert_close(summary(pack, array), summarize_array(array), TOLERANCE)
 
 
-@pytest.mark.parametrize("size", [1, 5, 15, 16, 17, 100, 2047, 2048, 70_000])
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("size", [1, 15, 17, 2048, 70_000])
+@pytest.mark.parametrize("name", ["float32", "float16"])
 def test_any_size_in_c(assert_close, name, size):
     array = any_bits(name, size)
     assert_close(summary(in_any, array), summarize_array(array), TOLERANCE)
@@ -65,7 +64,7 @@ def test_any_size_in_c(assert_close, name, size):
     assert_close(summary(in_any, array), summarize_array(array), TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["float64", "int64", "uint64"])
+@pytest.mark.parametrize("name", ["float64", "uint64"])
 def test_64_bits(assert_close, name):
     raw = np.random.default_rng(0).integers(0, 1 << 63, 1000, np.uint64) * np.uint64(2)
     with jax.enable_x64(True):
@@ -93,11 +92,10 @@ def test_float32_against_fractions(reference, assert_close, array):
         assert_close(summary(pack, padded), reference(padded.tolist()), TOLERANCE)
 
 
-@pytest.mark.parametrize("scale", [1e-44, 1e-38, 1.0, 1e38])
-@pytest.mark.parametrize("mean", [0.0, 1.0, 1000.0])
+@pytest.mark.parametrize(
+    ("scale", "mean"), [(1e-44, 0.0), (1e-38, 1.0), (1.0, 1000.0), (1e38, 0.0)]
+)
 def test_a_large_mean_and_a_small_deviation(assert_close, scale, mean):
-    if mean * scale > 3e38:
-        return
     random = np.random.default_rng(0)
     with np.errstate(over="ignore", under="ignore"):
         array = ((random.standard_normal((100, 333)) + mean) * scale).astype(np.float32)
@@ -105,12 +103,9 @@ def test_a_large_mean_and_a_small_deviation(assert_close, scale, mean):
         assert_close(summary(pack, array), summarize_array(array), TOLERANCE)
 
 
-def test_counts_beyond_float32(assert_close):
+def test_counts_beyond_float32():
     array = np.ones((1 << 24) + 3, np.int8)
     assert summary(in_jax, array).exponents == {0: (1 << 24) + 3}
-    array = np.full((1 << 24) + 3, 0.1, np.float32)
-    for pack in ways():
-        assert_close(summary(pack, array), summarize_array(array), TOLERANCE)
 
 
 def test_complex_numbers_by_their_magnitude(assert_close):

@@ -12,7 +12,6 @@ from tensortap.api import session as live
 from tensortap.core.errors import NotFound
 from tensortap.core.history import History
 from tensortap.core.record import Kind
-from tensortap.runs.run_reader import RunReader
 from tensortap.table.sources import RunSource
 from tensortap.table.table import Table, table_of
 from tests.figures.conftest import LAYERS, STEPS, RunWriter, training
@@ -97,13 +96,6 @@ class TestRunOfTwoRanks(TableContract):
         return table_of(tap.open(writer.path))
 
 
-class TestOpenRun(TableContract):
-    @pytest.fixture
-    def made(self, writer):
-        writer.write(training())
-        return table_of(RunReader(writer.path))
-
-
 class TestGrowingRun(TableContract):
     """Rows come in several batches, and columns are read in between."""
 
@@ -181,23 +173,6 @@ def test_metrics_of_several_ranks_are_averaged():
     steps, values = table_of([*records, again]).metrics()["loss"]
     assert steps.tolist() == [0, 1, 2]
     assert values.tolist() == [1.5, 1.0, (1 / 3 + 5.0) / 2]
-
-
-@pytest.mark.slow
-def test_tracker():
-    torch = pytest.importorskip("torch")
-    model = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.Adam(model.parameters())
-    with tap.track(model, optimizer=optimizer) as tracker:
-        table = table_of(tracker)
-        for step in range(3):
-            model(torch.ones(1, 3)).sum().backward()
-            optimizer.step()
-            tracker.step(loss=float(step))
-            table.refresh()
-    assert table.metrics()["loss"][1].tolist() == [0.0, 1.0, 2.0]
-    assert "weight.exp_avg" in table.layers("Optimiser_State")
-    assert table.steps("Weight").tolist() == [-1, 0, 1, 2]
 
 
 def test_reads_only_the_columns_that_are_needed(run_path, monkeypatch):
@@ -286,23 +261,6 @@ def test_exponents_of_rows_in_any_order(table):
         assert (one.counts[start : start + width, place] == alone.counts[:, 0]).all()
         assert one.counts[:, place].sum() == alone.counts.sum()
         assert one.max_abs[place] == alone.max_abs[0]
-
-
-@pytest.mark.slow
-def test_reads_a_run_without_pandas(run_path, tmp_path):
-    import subprocess
-    import sys
-
-    code = f"""
-import sys
-sys.path.insert(0, "src")
-from tensortap.table.table import table_of
-table = table_of({str(run_path)!r})
-table.exponents(table.rows(kind="Activation")); table.column("rm2"); table.alerts()
-print("pandas" in sys.modules, "plotly" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
 
 
 @pytest.mark.slow

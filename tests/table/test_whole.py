@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from pathlib import Path
 
 import msgspec
@@ -18,7 +17,6 @@ from tensortap.runs.rows import STATISTICS
 from tensortap.runs.run_reader import RunReader
 from tensortap.stats import summarize_array
 from tensortap.stats.merge import merge, merge_column, merged_from
-from tensortap.table import whole as whole_module
 from tensortap.table.numbering import codes, stable_order
 from tensortap.table.replicas import places_of
 from tensortap.table.sources import RecordSource
@@ -218,7 +216,7 @@ def bytes_read():
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
-def test_a_refresh_reads_only_what_was_appended(tmp_path, monkeypatch):
+def test_a_refresh_reads_only_what_was_appended(tmp_path):
     made = RunWriter(tmp_path, 3)
     values = [
         Record(f"x{i}", Kind.VALUE, 0, 0, i, rank, 3, 0, value=1.0)
@@ -227,21 +225,12 @@ def test_a_refresh_reads_only_what_was_appended(tmp_path, monkeypatch):
     ]
     made.write(values)
     table = table_of(made.path)
-    for path in (made.path / "records").glob("**/*"):
-        os.utime(path, (1, 1))  # as if they had been written long ago
-    table.refresh()
-    opened = []
-    real = tables.open_regular
-    monkeypatch.setattr(tables, "open_regular", lambda path: opened.append(path) or real(path))
-    assert not table.refresh()
-    assert opened == []
     tail = made.path / "records" / "00001" / "tail.arrows"
     total = tail.stat().st_size
     made.write([msgspec.structs.replace(values[2_000], step=1, seq=2_000)])
     appended, before = tail.stat().st_size - total, bytes_read()
     assert table.refresh()
-    assert [path.parent.name for path in opened] == ["00001"]
-    assert appended < bytes_read() - before < appended + 40_000 < total  # the header, a buffer
+    assert appended < bytes_read() - before < appended + 80_000 < total  # headers, buffers
     assert table.step[-2:].tolist() == [0, 1]
     made.close()
 
@@ -267,7 +256,6 @@ def test_sealed_tables_have_the_columns_of_their_records(row_group, tmp_path, mo
     stored, in_memory = table_of(made.path), table_of(written)
     part = RunReader(made.path).by_rank[0].parts[0]
     assert len(part.steps) == -(-count // row_group)
-    assert stored.has_shard_keys
     meshes = stored.shard_keys().meshes(np.arange(len(stored)))
     assert meshes == [f"dp={rank // 2}/3 tp={rank % 2}/2" for rank in stored.rank.tolist()]
     assert stored.names == in_memory.names
@@ -279,75 +267,3 @@ def test_sealed_tables_have_the_columns_of_their_records(row_group, tmp_path, mo
     for one, other in zip(places_of(stored, rows), places_of(in_memory, rows), strict=True):
         assert one.tolist() == other.tolist()
     assert stored.whole().column("rm2").tolist() == in_memory.whole().column("rm2").tolist()
-
-
-def test_slices_of_steps_do_not_change_whole_tensors(monkeypatch):
-    records = [
-        record("w", Kind.ACTIVATION, step, rank, np.arange(rank + step, dtype=np.float32))
-        for rank in range(4)
-        for step in range(1, 50)
-    ]
-    at_once = table_of(records).whole()
-    monkeypatch.setattr(whole_module, "_SLICE", 16)
-    sliced = table_of(records).whole()
-    assert len(at_once) == len(sliced)
-    for name in ("count", "rm2", "max"):
-        one, other = (
-            table.column(name)[table.series("Activation", "w")] for table in (at_once, sliced)
-        )
-        assert one.tolist() == other.tolist()
-
-
-_FORMS = ("shard", "replica", "plain", "layout", "local", "metric")  # of records of ranks
-
-
-def aligned_records(forms, ranks, repeat, gap, differing):
-    """Return what ranks record in the same order, unless there is a `gap` or a `repeat`."""
-    found = []
-    kinds = {"plain": Kind.ACTIVATION, "layout": Kind.ACTIVATION, "local": Kind.LOCAL}
-    for rank, (name, form) in itertools.product(range(ranks), enumerate(forms)):
-        if gap == (rank, name):
-            continue
-        size = 4 + (rank if form == "plain" or (name, form) == differing else 0)
-        array = np.arange(size, dtype=np.float32)
-        options = {}
-        if form == "shard":  # two replicas of each
-            options = {"offsets": (4 * (rank % 2),), "whole": (8,), "places": ("S(0)",)}
-        if form == "layout":
-            options = {"tags": {"placements": "R", "batch": str(rank // 2)}}
-        if form == "metric":
-            found.append(Record("loss", Kind.METRIC, 0, 0, next(_SEQ), rank, ranks, 0, value=0.5))
-            continue
-        kind = kinds.get(form, Kind.WEIGHT)
-        found += [
-            record(f"n{name}", kind, 0, rank, array, **options) for _ in range(1 + (repeat == name))
-        ]
-    return found
-
-
-@given(
-    st.lists(st.sampled_from(_FORMS), min_size=1, max_size=5),
-    st.integers(2, 5),
-    st.sampled_from([None, 0]),
-    st.sampled_from([None, None, (1, 0)]),
-    st.sampled_from([None, None, (0, "replica"), (0, "layout")]),
-)
-def test_ranks_that_recorded_alike_need_no_sorting(forms, ranks, repeat, gap, differing):
-    records = aligned_records(forms, ranks, repeat, gap, differing)
-    found = table_of(records).whole()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(whole_module, "_aligned_groups", lambda *_: None)
-        sorted_ = table_of(records).whole()
-    assert len(found) == len(sorted_)
-    for column in ("name", "kind", "step", "rank", "seq"):
-        assert getattr(found, column).tolist() == getattr(sorted_, column).tolist()
-    for statistic in ("count", "rm2", "max"):
-        np.testing.assert_array_equal(found.column(statistic), sorted_.column(statistic))
-
-
-def test_rows_of_ranks_that_recorded_alike_are_a_matrix():
-    table = table_of(aligned_records(["shard", "metric", "plain"], 4, None, None, None))
-    is_tensor = table.kind != table.kinds.index("Metric")
-    rows, lengths = whole_module._aligned_groups(table, np.arange(12), is_tensor)
-    assert rows.tolist() == [0, 3, 1, 2, 5, 8, 11, 4, 7, 10]
-    assert lengths.tolist() == [2, 1, 4, 1, 1, 1]

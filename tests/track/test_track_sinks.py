@@ -39,7 +39,7 @@ def test_run_and_tracker_have_the_same_records(open_run):
     records = tracker.records
     assert len(records) == len(tracker.records)
     assert records[0].seq < records[-1].seq
-    assert tracker._observer._records.memory.records == []  # only in the run
+    assert tracker._observer.sent.memory.records == []  # only in the run
     tap.flush()
     run = tap.open(open_run)
     assert sorted(r.seq for r in records) == [r.seq for r in records]
@@ -70,7 +70,7 @@ def test_memory_has_the_same_records_as_a_run(open_run):
     frame, metrics = in_run.logframe(), in_run.metrics()
     tap.finish()
     in_memory = train()
-    assert len(in_memory._observer._records.memory.records) == len(frame) + 6
+    assert len(in_memory._observer.sent.memory.records) == len(frame) + 6
     pd.testing.assert_frame_equal(in_memory.logframe(), frame)
     pd.testing.assert_frame_equal(in_memory.metrics(), metrics)
 
@@ -83,12 +83,6 @@ def test_second_tracker_of_a_run_continues_the_steps(open_run):
     ]  # fmt: skip
     tap.flush()
     assert tap.open(open_run).metrics()["step"].tolist() == [0, 1, 2, 3, 100]
-
-
-def test_without_a_run_each_tracker_starts_at_its_first_step():
-    assert sorted({r.step for r in train(2).records}) == [-1, 0, 1]
-    assert sorted({r.step for r in train(2).records}) == [-1, 0, 1]
-    assert sorted({r.step for r in train(2, init_step=7).records}) == [7, 8]
 
 
 def test_two_trackers_at_once_have_the_same_steps():
@@ -111,22 +105,6 @@ def test_tap_step_owns_the_clock_if_called_first():
             tracker.step()
             tap.step(41 + n)
     assert sorted({r.step for r in tracker.records}) == [40, 41, 42]
-
-
-def test_summary_line_of_a_record_with_only_statistics(open_run, capsys):
-    train(2, stash=lambda t: {"l1": 2.5})
-    tap.flush()
-    run = tap.open(open_run)
-    lines = {(row.head.name, row.head.kind): row.line for row in run.rows()}
-    assert lines["0", Kind.ACTIVATION].startswith("[5, 8] f32 x∈[")
-    assert lines["0", Kind.ACTIVATION].endswith("; l1=2.5")
-    assert lines["2.bias", Kind.WEIGHT].startswith("[2] f32")
-    assert not [line for line in lines.values() if "None" in line]
-    run.describe("0", kind="Activation")
-    run.summary()
-    shown = capsys.readouterr().out
-    assert "x∈[" in shown
-    assert "None" not in shown
 
 
 def test_tracker_writes_its_own_run(tmp_path):
@@ -158,20 +136,6 @@ def test_tensor_with_stashed_statistics(open_run):
     assert record_line(record).endswith("; l1=2.5")
     assert "['tensor']  [5, 8] f32" in record_details(record)
     assert run.get("0", kind="Activation").shape == (5, 8)  # the tensor itself
-
-
-def test_receipt_counts_the_steps_of_all_trainings(tmp_path):
-    before = tap.receipt().steps
-    train(steps=3)
-    assert tap.receipt().steps - before == 3
-    train(steps=2)  # a second training, like a cell that is run again
-    for _ in range(2):
-        tap.init(tmp_path)
-        train(steps=4, init_step=100)
-        tap.finish()
-    after = tap.receipt()
-    assert after.steps - before == 13
-    assert after.seconds_per_step == after.seconds / after.steps
 
 
 def test_warns_once_about_a_tracker_that_was_not_entered(caplog):

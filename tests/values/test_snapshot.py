@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tensortap.core.buffers import Pool
 from tensortap.core.errors import CaptureError
 from tensortap.core.record import Fields, Items, Mapping, Value
-from tensortap.values import describe, nbytes_of, rebuild, snapshot
+from tensortap.values import nbytes_of, rebuild, snapshot
 from tensortap.values.adapters import CACHED
 
 POOL = Pool()
@@ -50,12 +50,6 @@ def test_round_trip_of_any_tree(value):
     assert back == value
     assert repr_of_types(back) == repr_of_types(value)
     assert nbytes == nbytes_of(value)
-
-
-@pytest.mark.slow
-@given(TREES)
-def test_messages_of_any_tree(value):
-    node, _ = snapshot(value, POOL)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(node), type=Value) == node
 
 
@@ -74,6 +68,7 @@ def test_copies_tensors_in_containers(pool):
     value["rest"][0] += 1
     value["rest"][1].x.add_(1)
     value["rest"].clear()
+    rebuild(node)["rest"].clear()
     back = rebuild(node)
     assert not back["w"].any()
     assert not back["rest"][0].any()
@@ -108,16 +103,6 @@ def test_dicts_that_are_dataclasses(pool):
     assert snapshot(output, pool)[0] == Mapping((("loss", 2.0),))
 
 
-def test_runs_no_iteration_of_subclasses(pool):
-    class Lazy(dict):
-        def __iter__(self):
-            raise AssertionError
-
-        keys = items = values = __iter__
-
-    assert snapshot(Lazy(a=1), pool)[0] == Mapping((("a", 1),))
-
-
 def cycle():
     value = [1]
     value.append({"self": value})
@@ -145,11 +130,6 @@ def test_rejects_deep_nesting(pool):
         assert nbytes_of(deep(depth)) == 0
 
 
-def test_shared_parts_are_no_cycles(pool):
-    part = [1]
-    assert rebuild(snapshot([part, part], pool)[0]) == [[1], [1]]
-
-
 def test_errors_say_where(pool):
     value = {"a": [0, State(1, torch.eye(2).to_sparse())]}
     with pytest.raises(CaptureError, match=r"^at \['a'\]\[1\]\.weights: .*to_dense"):
@@ -161,12 +141,6 @@ def test_errors_say_where(pool):
 
     with pytest.raises(CaptureError, match=r"^at \[<repr raised RuntimeError>\]"):
         snapshot({Key(): torch.eye(2).to_sparse()}, pool)
-
-
-def test_descriptions():
-    assert describe({}) == ("builtins.dict", "", ())
-    assert describe(Point(1)) == (f"{__name__}.Point", "", ())
-    assert describe(None) == ("builtins.NoneType", "", ())
 
 
 def test_bounds_the_cache_of_classes(pool):

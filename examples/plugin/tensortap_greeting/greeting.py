@@ -5,10 +5,11 @@ from pathlib import Path
 import typer
 
 import tensortap as tap
+from tensortap.core.record import Record
 from tensortap.page.responses import PageRequest, PageRoute
 
 
-def all_zero(record: tap.Record, state: object) -> str | None:
+def all_zero(record: Record, state: object) -> str | None:
     """Report tensors of which every element is 0."""
     stats = record.stats
     return "all elements are 0" if stats is not None and stats.zeros == stats.count else None

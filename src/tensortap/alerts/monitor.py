@@ -32,11 +32,6 @@ class StepState:
     and `mask` is the first of them since the last finite output, which may explain what follows.
     """
 
-    __slots__ = (
-        "_gradients", "bad_weights", "first", "followed", "largest", "largest_before", "mask",
-        "masks", "modules", "modules_before", "outputs", "step", "weights_seen",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         self.step: int | None = None
         self.first: dict[str, tuple[str, Kind]] = {}

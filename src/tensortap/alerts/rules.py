@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tensortap.alerts.alert import Finding, may_be_mask, module_of
 from tensortap.core.arguments import check_positive, checked
-from tensortap.core.errors import NotFound
+from tensortap.core.dtypes import DTYPES
 from tensortap.core.patterns import compile_pattern
 from tensortap.core.record import Kind, Record, Summary
 from tensortap.core.rooms import load, rooms
@@ -284,12 +284,8 @@ def saturated(share: float = 0.05) -> Rule:
 @functools.cache
 def _largest_exponent(dtype: str) -> int | None:
     """Return the largest exponent of a float format, or None for other dtypes."""
-    from tensortap.stats.formats import limits
-
-    try:
-        return limits(dtype).top
-    except NotFound:
-        return None
+    row = DTYPES.get(dtype)
+    return None if row is None or row.format is None else row.exponents[1]
 
 
 @checked

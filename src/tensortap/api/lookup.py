@@ -1,4 +1,4 @@
-"""Values, descriptions and statistics: get, get_all, describe, summarize, quantize_error."""
+"""Values, descriptions and statistics: get, get_all, describe, summarize."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from tensortap.core.record import Kind, Record, Summary, TensorData
 from tensortap.runs.assemble import Disagreement, assemble
 from tensortap.runs.reader import Reader, find, find_all, find_parts, kept_value
 from tensortap.stats import summarize_array
-from tensortap.stats.blocks import QuantizeError, quantize_array
 from tensortap.text.records import record_details
 from tensortap.text.tensors import styled
 from tensortap.values.snapshot import summary_of
-from tensortap.values.view import array_of, as_numpy
+from tensortap.values.view import as_numpy
 
 
 class Values:
@@ -142,29 +141,3 @@ def summarize(value: Any) -> Summary:
     result = summary if pending is None else pending.resolve()
     assert result is not None
     return result
-
-
-@checked
-def quantize_error(
-    x: Any,
-    format: str,  # noqa: A002
-    *,
-    block: int | None = None,
-    axis: int = -1,
-) -> QuantizeError:
-    """Return what a tensor loses in a block format, such as ``"mxfp8_e4m3"`` or ``"nvfp4"``.
-
-    `block` is the number of values that share a scale, by default that of the format, along `axis`;
-    the last block may be shorter. A block with a NaN becomes NaN. Float64 is rounded to float32
-    first.
-
-    >>> found = quantize_error([[1.0, 0.1, 1e-4, 6.0] * 8], "mxfp4")
-    >>> found.totals()["underflow"], found.values[0, :4].tolist()
-    (0.5, [1.0, 0.0, 0.0, 6.0])
-    """
-    import numpy
-
-    array = array_of(x)
-    if array is None:
-        array = numpy.asarray(x)
-    return quantize_array(numpy.atleast_1d(array), format, block=block, axis=axis)

@@ -9,7 +9,7 @@ from typing import Any, overload
 from tensortap.api.lookup import Values
 from tensortap.api.run import Run
 from tensortap.core.arguments import checked
-from tensortap.live.questions import Overview
+from tensortap.live.answers import Overview
 from tensortap.live.reader import LiveReader, open_live
 from tensortap.runs.run_reader import is_url
 

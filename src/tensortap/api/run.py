@@ -16,12 +16,13 @@ from tensortap.core.arguments import checked
 from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.record import Kind, Opaque, Record
 from tensortap.core.rooms import offer
-from tensortap.live.questions import NameRow
+from tensortap.live.answers import NameRow
 from tensortap.runs.layout import RUN_FILE
 from tensortap.runs.object_files import load_file
 from tensortap.runs.reader import kept_value
+from tensortap.runs.rows import HEAD_COLUMNS, records_of
 from tensortap.runs.run_reader import RunReader
-from tensortap.table.logframe_schema import need_pandas
+from tensortap.table.kinds import need_pandas
 from tensortap.text.records import record_line
 from tensortap.values.snapshot import borrow
 
@@ -99,8 +100,12 @@ class Run(Values):
     @checked
     def rows(self, limit: int | None = None) -> list[NameRow]:
         """Return every name, or the first ones, with its latest record as one line."""
+        table = self.table()
+        with table.lock:
+            newest, counts = table.newest(limit)
+            heads = records_of(table.take(newest, HEAD_COLUMNS))
         rows = []
-        for head, count in self.reader.latest(limit):
+        for head, count in zip(heads, counts.tolist(), strict=True):
             record = self.reader.load(head)
             rows.append(NameRow(head, count, 0, record.tags.get("file") or record_line(record)))
         return rows
@@ -131,12 +136,12 @@ class Run(Values):
         return frames
 
     def to_tensorboard(self, folder: str | Path, **options: Any) -> int:
-        """Write the statistics for TensorBoard; see `tap.integrations.tensorboard.export`."""
+        """Write the statistics for TensorBoard; see `tap.rooms.integrations.tensorboard.export`."""
         records: int = offer("run.to_tensorboard")(self, folder, **options)
         return records
 
     def to_wandb(self, folder: str | Path = ".", **options: Any) -> Path:
-        """Write the statistics for wandb; see `tap.integrations.wandb.export`."""
+        """Write the statistics for wandb; see `tap.rooms.integrations.wandb.export`."""
         path: Path = offer("run.to_wandb")(self, folder, **options)
         return path
 
@@ -186,10 +191,8 @@ class Run(Values):
         `rank` is as for `stats`.
         """
         need_pandas("run.logframe()")
-        from tensortap.table import frames
-
         table = self.table(compute=compute)
-        return frames.logframe_of(table, exponents=exponents, strict=strict, rank=rank)
+        return offer("run.logframe")(table, exponents=exponents, strict=strict, rank=rank)
 
     @checked
     def formats(
@@ -208,14 +211,11 @@ class Run(Values):
         (``"mxfp8_e4m3"``, ``"nvfp4"``) needs values: one row per tensor that was kept whole.
         """
         need_pandas("run.formats()")
-        from tensortap.stats.blocks import BLOCK_FORMATS
-        from tensortap.table import frames
-        from tensortap.table.block_formats import block_formats_of
-
         table = self.table(compute=compute)
-        if dtype in BLOCK_FORMATS:
-            return block_formats_of(self.reader, table, dtype, name=name, kind=kind, step=step)
-        return frames.formats_of(table, dtype, name=name, kind=kind, step=step)
+        frame: pd.DataFrame = offer("run.formats")(
+            self.reader, table, dtype, name=name, kind=kind, step=step
+        )
+        return frame
 
     @checked
     def metrics(self, *names: str) -> pd.DataFrame:

@@ -15,7 +15,6 @@ import socket
 import sys
 import time
 import unicodedata
-from collections.abc import Callable
 from typing import Any
 
 from msgspec import structs
@@ -26,7 +25,7 @@ from tensortap.core.arguments import check_seconds, check_text, checked
 from tensortap.core.errors import NotFound, TensortapError, WireError
 from tensortap.core.history import History
 from tensortap.core.limits import format_size, parse_size
-from tensortap.core.record import Kind, Record
+from tensortap.core.record import Kind
 from tensortap.core.rooms import offers
 from tensortap.live import answers, keys
 from tensortap.live.address import Address, default_port, parse_address, parse_port
@@ -49,10 +48,12 @@ def start(
     host: str = "127.0.0.1",
     port: int | None = None,
     memory: str | int = "50%",
-    keep: Callable[[list[Record]], None] | None = None,
+    accept: str | None = None,
 ) -> Server:
-    """Start a server, and create the user's key if there is none; `keep` gets every record too."""
+    """Start a server, and create the user's key if there is none."""
     check_text("host", host)
+    if accept is not None:
+        check_text("accept", accept)
     if host.startswith("[") or host.count(":") == 1:  # with a port
         address = parse_address(host)
     else:
@@ -61,12 +62,13 @@ def start(
         address = Address(address.host, parse_port(port))
     try:
         history, key = History(parse_size(memory, "memory")), keys.make_key()
-        server = Server(address, history, key, answer=answers.answer, keep=keep)
+        server = Server(address, history, key, answer=answers.answer, accept=accept)
     except TensortapError as error:
         if os.strerror(errno.EADDRINUSE) in str(error):
             raise TensortapError(
                 f"port {address.port} is in use, perhaps by another live session: open that one "
-                f"with tap.open('{address}') or tensortap top, or choose another port"
+                f"with tap.open('{address}') or tensortap top, or choose another port, and set "
+                "TENSORTAP_PORT to it for the training program"
             ) from None
         raise
     for watch in offers("session.watchers"):
@@ -75,20 +77,28 @@ def start(
 
 
 @checked
-def serve(host: str = "127.0.0.1", port: int | None = None, memory: str | int = "50%") -> Session:
+def serve(
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    memory: str | int = "50%",
+    accept: str | None = None,
+) -> Session:
     """Listen for training programs in the background: ``session = tap.serve()``.
 
     `memory` bounds the history: when it is full, the oldest records of the most frequent names are
     evicted. Beyond loopback connections are encrypted, and the settings for the training side are
-    printed. The session compares ranks as their records arrive, and raises alerts about them.
+    printed. `accept` takes only programs whose path matches: ``"train.py"``, ``"*/project/*"``.
+    The session compares ranks as their records arrive, and raises alerts about them.
     """
     global _session
     if _session is not None and _session.alive:
         if port in (None, _session.address.port):
+            if accept is not None:
+                _session.server.accept = accept
             _print(f"already listening on {_session.address}")
             return _session
         _session.close()
-    _session = Session(start(host, port, memory))
+    _session = Session(start(host, port, memory, accept))
     _print(greeting(_session.server))
     return _session
 

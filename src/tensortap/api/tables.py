@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -13,7 +13,7 @@ from rich.text import Text
 from tensortap.core.files import plain
 from tensortap.core.limits import format_size
 from tensortap.core.record import Kind, Record
-from tensortap.live.questions import ClientRow, NameRow, Overview
+from tensortap.live.answers import ClientRow, NameRow, Overview
 from tensortap.text.tensors import FittedTable, number, sparkline, styled
 
 if TYPE_CHECKING:
@@ -60,43 +60,32 @@ def names_table(rows: Sequence[NameRow], more: int = 0) -> FittedTable:
 
 
 def _names_table(rows: Sequence[NameRow], more: int, wide: bool) -> Table:
+    heads = [row.head for row in rows]
+    trend = slice(None) if wide else slice(-_SHORT_TREND, None)
+    columns: list[tuple[bool, str, dict[str, Any], Callable[[NameRow], RenderableType]]] = [
+        (True, "name", {"style": "bold", "overflow": "fold"}, lambda r: Text(plain(r.head.name))),
+        (any(head.kind is not Kind.VALUE for head in heads), "kind", {"no_wrap": True},
+         lambda r: _kind(r.head.kind)),
+        (any(head.world_size > 1 for head in heads), "rank", {"justify": "right"},
+         lambda r: str(r.head.rank)),
+        (True, "step", {"justify": "right", "style": "cyan"}, lambda r: str(r.head.step)),
+        (any(row.trend for row in rows), "trend", {"no_wrap": True, "min_width": _SHORT_TREND},
+         lambda r: _trend(r.trend[trend])),
+        (wide and any(row.rate for row in rows), "per second",
+         {"justify": "right", "no_wrap": True}, lambda r: number(r.rate) if r.rate else ""),
+        # evictions are always shown
+        (wide or any(row.evicted for row in rows), "records", {"justify": "right"},
+         lambda r: f"{r.records} (+{r.evicted} evicted)" if r.evicted else str(r.records)),
+        (True, "latest", {"overflow": "fold"}, lambda r: styled(plain(r.line))),
+        (True, "when", {"justify": "right", "style": "dim", "no_wrap": True},
+         lambda r: ago(r.head.time_ns)),
+    ]  # fmt: skip
     table = Table(box=None, pad_edge=False, header_style="bold dim", expand=False)
-    kinds = any(row.head.kind is not Kind.VALUE for row in rows)
-    ranks = any(row.head.world_size > 1 for row in rows)
-    trends = any(row.trend for row in rows)
-    rates = wide and any(row.rate for row in rows)
-    counts = wide or any(row.evicted for row in rows)  # evictions are always shown
-    table.add_column("name", style="bold", overflow="fold")
-    if kinds:
-        table.add_column("kind", no_wrap=True)
-    if ranks:
-        table.add_column("rank", justify="right")
-    table.add_column("step", justify="right", style="cyan")
-    if trends:
-        table.add_column("trend", no_wrap=True, min_width=_SHORT_TREND)
-    if rates:
-        table.add_column("per second", justify="right", no_wrap=True)
-    if counts:
-        table.add_column("records", justify="right")
-    table.add_column("latest", overflow="fold")
-    table.add_column("when", justify="right", style="dim", no_wrap=True)
+    for shown, title, style, _ in columns:
+        if shown:
+            table.add_column(title, **style)
     for row in rows[:_MOST_NAMES]:
-        head = row.head
-        cells: list[RenderableType] = [Text(plain(head.name))]
-        if kinds:
-            cells.append(_kind(head.kind))
-        if ranks:
-            cells.append(str(head.rank))
-        cells.append(str(head.step))
-        if trends:
-            cells.append(_trend(row.trend if wide else row.trend[-_SHORT_TREND:]))
-        if rates:
-            cells.append(number(row.rate) if row.rate else "")
-        if counts:
-            evicted = f" (+{row.evicted} evicted)" if row.evicted else ""
-            cells.append(f"{row.records}{evicted}")
-        cells.extend((styled(plain(row.line)), ago(head.time_ns)))
-        table.add_row(*cells)
+        table.add_row(*(cell(row) for shown, _, _, cell in columns if shown))
     more += max(0, len(rows) - _MOST_NAMES)
     if more:
         table.add_row(Text(f"… and {more} more", style="dim"))

@@ -87,7 +87,6 @@ _name_at = section(_sites.lookup)  # `executing` has a lock
 @section  # importing takes locks
 def _first_call(name: str, every: Any, first: Any) -> CallCounter:
     """Create the counter of a new name, and learn the classes of traced values."""
-    check_text("name", name)
     check_count("every", every)
     if first is not None:
         check_count("first", first, 0)

@@ -95,11 +95,6 @@ class Ledger:
         self._tracked += count
         self._spent["tracking"] += ns
 
-    def fail(self, reason: str = ERROR, *, calls: int) -> None:
-        """Count a value that could not be captured; `calls` is 0 if no counter ticked."""
-        self._calls += calls
-        self._dropped[reason] += 1
-
     # -- what queues and sinks report -----------------------------------------------------
 
     def add_queue(self, state: QueueState) -> None:
@@ -115,8 +110,12 @@ class Ledger:
             self._nbytes += nbytes
             self._spent["small values"] += ns
 
-    def drop_values(self, reason: str, count: int = 1) -> None:
-        """Count values that were dropped before they were captured."""
+    def drop_values(self, reason: str, count: int = 1, *, calls: int = 0) -> None:
+        """Count values that were dropped before they were captured.
+
+        `calls` is how many of them a call counter has counted.
+        """
+        self._calls += calls
         self._dropped[reason] += count
 
     def drop(self, entries: Collection[Entry | RecordBlock], reason: str) -> None:

@@ -43,16 +43,6 @@ class CallSites:
 
     The same expression in another function gets ``x_1``, ``x_2``, …; within one function it is
     one name with a history. Callers in a hurry look into `known` themselves.
-
-    >>> import sys
-    >>> sites = CallSites()
-    >>> def catch(value):
-    ...     return sites.lookup(sys._getframe(1))
-    >>> def other(x):
-    ...     return catch(x)
-    >>> x = 1
-    >>> catch(x), catch(x), other(x)
-    ('x', 'x', 'x_1')
     """
 
     __slots__ = ("_argument", "_codes", "_meanings", "known")

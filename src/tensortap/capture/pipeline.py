@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from tensortap import values as frameworks
 from tensortap.capture import ticket as tickets
 from tensortap.capture.fast import FastPath, type_name
-from tensortap.capture.ledger import BUSY, DISCONNECTED, Ledger
+from tensortap.capture.ledger import BUSY, DISCONNECTED, ERROR, Ledger
 from tensortap.capture.queue import Queue, admit, write_to
 from tensortap.capture.receipt import Receipt, format_seconds
 from tensortap.capture.selection import CallCounter, CallCounters, Clock
@@ -196,9 +196,9 @@ class Pipeline:
             self.count_unheard()
             return SKIPPED
         if shard is not None and not isinstance(shard, Shard):
-            raise TypeError(f"shard must be a tap.Shard, got {shard!r:.80}")
+            raise TypeError(f"shard must be a Shard, got {shard!r:.80}")
         if is_busy():
-            self.ledger.fail(BUSY, calls=1)
+            self.ledger.drop_values(BUSY, calls=1)
             return SKIPPED
         cls = type(value)
         adapter = adapter_of(cls)
@@ -315,11 +315,11 @@ class Pipeline:
         `calls` is 1 if a call counter has ticked for the value.
         """
         if isinstance(error, Busy):
-            self.ledger.fail(BUSY, calls=calls)
+            self.ledger.drop_values(BUSY, calls=calls)
             return SKIPPED
         if self.strict:
             raise error
-        self.ledger.fail(calls=calls)
+        self.ledger.drop_values(ERROR, calls=calls)
         key = (str(name), type(error).__name__)
         if key not in self._errors:
             self._errors.add(key)

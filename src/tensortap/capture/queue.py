@@ -54,7 +54,6 @@ class Queue:
         self.overflow = overflow
         self.on_change: Callable[[], None] | None = None  # when `accepting` has changed
         self.state = QueueState()
-        self.ledger.add_queue(self.state)
         self._entries: collections.deque[Entry | RecordBlock] = collections.deque()
         self._lock = threading.Lock()  # around taking entries out; adding them needs no lock
         self._progress = Notifier()  # for threads that wait for a flush or for room
@@ -64,7 +63,12 @@ class Queue:
         self._wake = Wake()
         self.hurry = self._wake.set  # hand over without a pause
         self._thread = threading.Thread(target=self._run, name=f"tensortap-{name}", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # no more threads: the next value tries again
+            self._wake.close()
+            raise
+        self.ledger.add_queue(self.state)
 
     # -- what the training thread calls ---------------------------------------------------
 
@@ -151,7 +155,7 @@ class Queue:
 
         if not self._progress.wait_for(finished, timeout):
             return False
-        return self._thread.is_alive() or settled()
+        return (self._thread.is_alive() or settled()) and not self.sink.failing
 
     def close(self, timeout: float = 2.0) -> None:
         """Flush for at most `timeout` seconds, then end the thread and the sink.

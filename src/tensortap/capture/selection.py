@@ -10,6 +10,8 @@ import itertools
 import time
 from collections.abc import Callable
 
+from tensortap.core.arguments import check_text
+
 
 class Clock:
     """The training step; the first source to advance the clock owns it."""
@@ -123,13 +125,12 @@ class CallCounters(dict[str, CallCounter]):
     def of(self, name: str) -> CallCounter:
         """Return the counter of a name; create it at the first call."""
         counter = self.get(name)
-        if counter is not None:
-            return counter
-        if not isinstance(name, str):
-            raise TypeError(f"name must be a string, got {name!r}")
-        if not name:
-            raise ValueError("name must not be empty")
-        return self.setdefault(name, CallCounter(name))
+        if counter is None:
+            check_text("name", name)
+            if not name:
+                raise ValueError("name must not be empty")
+            counter = self.setdefault(name, CallCounter(name))
+        return counter
 
 
 def count_of(counter: itertools.count[int]) -> int:

@@ -35,7 +35,9 @@ class Wake:
 
     def wait(self, timeout: float) -> None:
         """Wait until it is set, or for `timeout` seconds, and clear it."""
-        if select.select([self._read], [], [], timeout)[0]:
+        poll = select.poll()  # unlike select, it takes descriptors above 1023
+        poll.register(self._read, select.POLLIN)
+        if poll.poll(timeout * 1000):
             self.clear()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""`tensortap doctor`: installed packages, kernels, and whether a session answers."""
+"""`tensortap doctor`: installed packages, kernels, a session, and a device."""
 
 from __future__ import annotations
 
@@ -26,9 +26,18 @@ _EXTRAS = {
 
 def doctor(
     server: str | None = typer.Argument(None, help="host:port. Default: TENSORTAP_SERVER."),
+    device: str | None = typer.Option(
+        None, help="Check a device instead: cpu, cuda, cuda:1, mps, jax, jax:tpu."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Print versions, installed packages, built kernels, and whether a session answers."""
+    """Print versions, installed packages, built kernels, and whether a session answers.
+
+    With --device, check values, statistics, training and costs on that device; exit 1 if it fails.
+    """
+    if device is not None:
+        _examine_device(device, as_json)
+        return
     found = examine(server)
     if as_json:
         print_json(found)
@@ -48,7 +57,7 @@ def examine(server: str | None) -> dict[str, Any]:
     versions = {name: _version(name) for name in _NEEDED}
     extras = {extra: {name: _version(name) for name in names} for extra, names in _EXTRAS.items()}
     try:
-        key = "found" if keys.find_key() else "none yet: the first tap.serve() creates one"
+        key = "found" if keys.find_key() else "none yet: the first tap.serve() here creates one"
     except keys.KeyFileError as error:
         key = str(error)
     return {
@@ -60,7 +69,7 @@ def examine(server: str | None) -> dict[str, Any]:
         "missing": [name for name, version in versions.items() if version is None],
         "extras": extras,
         "shared memory": "yes" if buffers.can_share else "no memfd here: tensors go over TCP",
-        "statistics kernel": _kernel("tensortap.stats.summarize"),
+        "statistics kernel": _kernel(),
         "key": key,
         "environment": {
             name: "***" if "KEY" in name else text
@@ -72,6 +81,28 @@ def examine(server: str | None) -> dict[str, Any]:
     }
 
 
+def _examine_device(device: str, as_json: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from tensortap.cli.doctor_device import contracts, examine_device
+
+    os.environ["TENSORTAP_SERVER"] = "127.0.0.1:1"  # a session has nothing to do with this
+    found = {name: list(examine_device(contract)) for name, contract in contracts(device)}
+    styles = {"ok": "green", "note": "dim", "FAILED": "bold red"}
+    if as_json:
+        print_json(found)
+    for name, rows in () if as_json else found.items():
+        table = Table("check", "result", "details", box=None, pad_edge=False, title=name)
+        for row in rows:
+            result = Text(row["result"], style=styles[row["result"]])
+            table.add_row(row["check"], result, Text(row["details"]))
+        Console().print(table)
+    if any(row["result"] == "FAILED" for rows in found.values() for row in rows):
+        raise typer.Exit(1)
+
+
 def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
@@ -79,8 +110,9 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _kernel(module: str) -> str:
-    kernel: Any = importlib.import_module(module).kernel
+def _kernel() -> str:
+    from tensortap.stats.summarize import kernel
+
     if kernel is None:
         return "NumPy: the C kernel was not built; reinstall with a C compiler"
     return f"C, for {kernel.variant()}"

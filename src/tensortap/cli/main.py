@@ -11,6 +11,7 @@ import typer
 
 from tensortap._version import __version__
 from tensortap.cli import doctor, export, ls, serve, show, top, view
+from tensortap.cli.terminal import message
 from tensortap.core.errors import TensortapError
 from tensortap.core.files import plain
 from tensortap.core.rooms import load, rooms
@@ -25,22 +26,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_COMMANDS = {
+_commands: dict[str, Any] = {
     "doctor": doctor.doctor, "export": export.export, "ls": ls.ls, "serve": serve.serve,
     "show": show.show, "top": top.top, "view": view.view,
 }  # fmt: skip
-
-
-def _add_commands() -> None:
-    """Add our commands and those of the rooms, sorted by name."""
-    found: dict[str, Any] = dict(_COMMANDS)
-    for room in rooms().values():
-        found |= {name: load(address) for name, address in room.commands.items()}
-    for name, command in sorted(found.items()):
-        app.command(name, context_settings=getattr(command, "context_settings", None))(command)
-
-
-_add_commands()
+for _room in rooms().values():
+    _commands |= {name: load(address) for name, address in _room.commands.items()}
+for _name, _command in sorted(_commands.items()):
+    app.command(_name, context_settings=getattr(_command, "context_settings", None))(_command)
 
 
 def _version(wanted: bool) -> None:
@@ -82,7 +75,7 @@ def main() -> None:
 
 
 def _complain(words: str) -> None:
-    print(f"tensortap: {plain(words, 2000)}", file=sys.stderr)
+    message(plain(words, 2000))
 
 
 def _spelled(words: str) -> str:

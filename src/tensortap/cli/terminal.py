@@ -15,8 +15,15 @@ from tensortap.core.errors import TensortapError
 
 
 def message(text: str) -> None:
-    """Print a message to stderr: stdout is for data."""
-    print(f"tensortap: {text}", file=sys.stderr)
+    """Print a message to stderr: stdout is for data.
+
+    A program that `tensortap run` ran may have closed it, which must not change the exit code.
+    """
+    try:
+        if sys.stderr is not None:
+            print(f"tensortap: {text}", file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        sys.stderr = None  # else Python exits with 120
 
 
 def print_json(value: Any) -> None:
@@ -42,15 +49,9 @@ def parse_numbers(text: str, option: str, example: str) -> tuple[int, ...]:
 def progress_bar(what: str) -> Iterator[Callable[[int, int], object]]:
     """Show a progress bar on stderr; yield a function of what is done and the total."""
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    columns = TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    columns = what, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     console = Console(stderr=True)
     hidden = not console.is_terminal  # a log file would get an empty line
     with Progress(*columns, console=console, transient=True, disable=hidden) as bar:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tensortap.cli.terminal import message
+from tensortap.cli.terminal import message, print_json
 
 if TYPE_CHECKING:
     from tensortap.api.open import RemoteSession
@@ -41,7 +41,7 @@ def top(
             import msgspec
 
             # json escapes non-ASCII, which a terminal could obey; msgspec turns NaN into null
-            print(json.dumps(json.loads(msgspec.json.encode(view.overview()))))
+            print_json(json.loads(msgspec.json.encode(view.overview())))
         elif once:
             view.summary()
         else:

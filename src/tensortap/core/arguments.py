@@ -9,9 +9,10 @@ import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Real
 from types import NoneType, UnionType
 from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin
+
+from tensortap.core.record import Kind
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -41,9 +42,7 @@ def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
         except TypeError:  # the function says it better
             return function(*args, **kwargs)
         for name, value in given.items():
-            hint = hints()[name]
-            if not _fits(value, hint):
-                raise TypeError(f"{name} must be {_words(hint)}, got {value!r:.80}")
+            _check(name, value, hints()[name])
         return function(*args, **kwargs)
 
     return call
@@ -59,10 +58,16 @@ def _hint(function: Any, parameter: inspect.Parameter) -> Any:
         return Any
 
 
+def _check(argument: str, value: Any, hint: Any) -> None:
+    if not _fits(value, hint):
+        raise TypeError(f"{argument} must be {_words(hint)}, got {value!r:.80}")
+
+
 def _fits(value: Any, hint: Any) -> bool:
     origin, inner = get_origin(hint) or hint, get_args(hint)
     if origin in (Union, UnionType):
-        return any(_fits(value, each) if each is not bool else _is_flag(value) for each in inner)
+        flag = type(value).__name__ in ("bool", "bool_")  # NumPy has its own
+        return any(_fits(value, each) if each is not bool else flag for each in inner)
     if origin is int:
         return hasattr(type(value), "__index__") and not getattr(value, "shape", ())
     if origin is float:
@@ -81,16 +86,10 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, os.PathLike if issubclass(origin, os.PathLike) else origin)
 
 
-def _is_flag(value: Any) -> bool:
-    return type(value).__name__ in ("bool", "bool_")  # NumPy has its own
-
-
 def _words(hint: Any, several: str = "") -> str:
     origin, inner = get_origin(hint) or hint, get_args(hint)
     if origin in (Union, UnionType):
-        texts = str in inner  # a Kind is one
-        kinds = [each for each in inner if each is not NoneType]
-        kinds = [each for each in kinds if not (texts and _is_text(each))]
+        kinds = [each for each in inner if each not in (NoneType, Kind if str in inner else None)]
         words = list(dict.fromkeys(_words(each, several) for each in kinds))
         return " or ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
     if origin is bool:
@@ -105,17 +104,8 @@ def _words(hint: Any, several: str = "") -> str:
     return f"{word}s" if several else f"a {word}"
 
 
-def _is_text(hint: Any) -> bool:
-    return isinstance(hint, type) and hint is not str and issubclass(hint, str)
-
-
 def check_whole(argument: str, value: Any) -> int:
-    """Return the argument as an integer; raise unless it is a whole number, of any framework.
-
-    >>> check_whole("step", 1.5)
-    Traceback (most recent call last):
-    TypeError: step must be a whole number, got 1.5
-    """
+    """Return the argument as an integer; raise unless it is a whole number, of any framework."""
     try:
         return operator.index(value)
     except TypeError:
@@ -123,12 +113,7 @@ def check_whole(argument: str, value: Any) -> int:
 
 
 def check_count(argument: str, value: Any, least: int = 1) -> None:
-    """Raise unless the argument is a whole number of at least 1, or `least`.
-
-    >>> check_count("every", 0)
-    Traceback (most recent call last):
-    ValueError: every must be at least 1, got 0
-    """
+    """Raise unless the argument is a whole number of at least 1, or `least`."""
     check_whole(argument, value)
     if value < least:
         raise ValueError(f"{argument} must be at least {least}, got {value}")
@@ -136,29 +121,21 @@ def check_count(argument: str, value: Any, least: int = 1) -> None:
 
 def check_positive(argument: str, value: Any) -> None:
     """Raise unless the argument is a number greater than 0."""
-    if not isinstance(value, Real):
-        raise TypeError(f"{argument} must be a number, got {value!r:.80}")
+    _check(argument, value, float)
     if not float(value) > 0:
         raise ValueError(f"{argument} must be greater than 0, got {value}")
 
 
 def check_seconds(argument: str, value: Any) -> None:
     """Raise unless the argument is a time of at least 0 seconds, or None."""
-    if value is not None and not isinstance(value, Real):
-        raise TypeError(f"{argument} must be a number of seconds, got {value!r:.80}")
+    _check(argument, value, float | None)
     if value is not None and not float(value) >= 0:
         raise ValueError(f"{argument} must be at least 0 seconds, got {value}")
 
 
 def check_text(argument: str, value: Any) -> None:
-    """Raise unless the argument is a string.
-
-    >>> check_text("name", 0)
-    Traceback (most recent call last):
-    TypeError: name must be a string, got 0
-    """
-    if not isinstance(value, str):
-        raise TypeError(f"{argument} must be a string, got {value!r:.80}")
+    """Raise unless the argument is a string."""
+    _check(argument, value, str)
 
 
 def check_choice(argument: str, value: Any, choices: Sequence[str]) -> None:
@@ -170,13 +147,11 @@ def check_choice(argument: str, value: Any, choices: Sequence[str]) -> None:
 
 def check_callable(argument: str, value: Any) -> None:
     """Raise unless the argument can be called."""
-    if not callable(value):
-        raise TypeError(f"{argument} must be callable, got {value!r:.80}")
+    _check(argument, value, collections.abc.Callable)
 
 
 def check_path(argument: str, value: Any) -> None:
     """Raise unless the argument names a file or folder."""
-    if not isinstance(value, str) and not hasattr(value, "__fspath__"):
-        raise TypeError(f"{argument} must be a path, got {value!r:.80}")
+    _check(argument, value, str | os.PathLike)
     if value == "":
         raise ValueError(f"{argument} must not be empty: '.' is this folder")

@@ -4,8 +4,8 @@ Page faults make a copy into fresh memory several times slower, so blocks are re
 hands out a `Lease`, which returns its block when the last reference to it is dropped. On
 Linux the arena is a memfd with a sealed size: it belongs to no file system, leaves nothing behind
 however a process ends, and can be mapped safely. A process of the same user opens it under
-``/proc/<pid>/fd/``. Its pages are touched in the background and joined to huge pages, which takes
-a tenth of the time; until then, and while it is full, memory is private.
+``/proc/<pid>/fd/``. Its pages are touched in the background, a little ahead of what is used, and
+joined to huge pages, which takes a tenth of the time. What nobody uses goes back to the system.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from tensortap.core.settings import arena_size, buffer_size
 PAGE = 4096
 _HUGE = 2 << 20  # bytes of a huge page
 _CHUNK = 32 << 20  # bytes of a segment for small blocks beyond what is recycled
-_KEPT = 10.0  # seconds after which private memory beside the arena is released
+_AHEAD = 16 << 20  # bytes of the arena that are ready beyond what was used
+_KEPT = 10.0  # seconds after which unused memory is released
 # Linux numbers: not every build of Python has names for them
 _ADD_SEALS, _GET_SEALS, _SEAL_SIZE = 1033, 1034, 0x2 | 0x4
 _MAP_FIXED = 0x10
-POPULATE_WRITE, _COLLAPSE = 23, 25  # advice
+_REMOVE, POPULATE_WRITE, _COLLAPSE = 9, 23, 25  # advice
 can_share = hasattr(os, "memfd_create")
 
 libc = ctypes.CDLL(None, use_errno=True)  # its functions release the GIL, unlike mmap's methods
@@ -110,6 +111,11 @@ class Segment:
                     continue
             libc.madvise(place, size, POPULATE_WRITE)  # fails before Linux 5.14
 
+    def release(self, nbytes: int) -> None:
+        """Give the first pages back to the system, wherever they are mapped."""
+        if self.fd >= 0:
+            libc.madvise(self.address, nbytes, _REMOVE)
+
     def __del__(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)  # the memory stays where it is mapped
@@ -159,6 +165,9 @@ class Region:
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
         self.end = 0  # of what was ever leased
+        self.ready = 0  # bytes of it that are touched, or soon will be
+        self.pinned = False  # for a device: its pages stay
+        self._used = False  # since `idle` was read
         self._extents: list[tuple[int, int]] = []  # free (offset, size), in order
         self._free: dict[int, list[int]] = {}  # offsets of returned blocks by size
         self._leased: dict[weakref.ref[Lease], tuple[int, int]] = {}
@@ -167,6 +176,12 @@ class Region:
     def leased(self) -> int:
         """Number of leased blocks."""
         return len(self._leased)
+
+    @property
+    def idle(self) -> bool:
+        """Return whether nothing is leased, nor was since this was last read."""
+        used, self._used = self._used, False
+        return not used and not self._leased
 
     def append(self, offset: int, size: int) -> None:
         """Add memory behind all that was added before."""
@@ -179,6 +194,7 @@ class Region:
         """Lease a block; `returned` gets the reference to it when it has gone. None: no room."""
         size = _pages(nbytes)
         offset = self._allocate(size)
+        self._used = True
         if offset is None:
             return None
         lease = Lease(self.segment, offset, nbytes)
@@ -194,6 +210,10 @@ class Region:
             # no call between these: Ctrl-C may raise after any call
             del self._leased[reference]
             free += (place[0],)
+
+    def clear(self) -> None:
+        """Forget all memory of which nothing is leased."""
+        self._extents, self._free, self.end = [], {}, 0
 
     def _allocate(self, size: int) -> int | None:
         offsets = self._free.get(size)
@@ -229,9 +249,9 @@ class Region:
 class Pool:
     """Memory for the snapshots of a process.
 
-    Two regions are recycled: the arena of `nbytes` bytes, once `prepare` was called, and private
-    memory for as much as may be queued. Blocks for which neither has room come from the system
-    and go back to it; beyond `limit()` bytes in all there are no such blocks.
+    Two regions are recycled: the arena of up to `nbytes` bytes, once `prepare` was called, and
+    private memory for as much as may be queued. Blocks for which neither has room come from the
+    system and go back to it; beyond `limit()` bytes in all there are no such blocks.
     """
 
     def __init__(
@@ -247,11 +267,10 @@ class Pool:
         self.nbytes = arena_size() if nbytes is None else nbytes
         self._private_nbytes = buffer_size() if nbytes is None else nbytes
         self._lock = threading.Lock()
+        self._changing = threading.Lock()  # held by the thread that touches or releases pages
         self._numbers = itertools.count(1)
         self._arena: Region | None = None
-        self._arena_is_ready = False  # all of its pages
         self._private: Region | None = None
-        self._private_used = 0.0  # when a block of it was leased
         self._chunks: list[Region] = []  # for small blocks beyond the private memory
         self._others: weakref.WeakSet[Segment] = weakref.WeakSet()
         self._returned: collections.deque[Any] = collections.deque()  # references to leases
@@ -259,9 +278,9 @@ class Pool:
 
     @property
     def taken(self) -> int:
-        """Bytes that this pool takes: its arena, and private memory that was ever leased."""
+        """Bytes that this pool takes: what is ready of its arena, and private memory in use."""
         arena, private = self._arena, self._private
-        nbytes = arena.segment.nbytes if arena is not None else 0
+        nbytes = arena.ready if arena is not None else 0
         nbytes += private.end if private is not None else 0
         return nbytes + sum([segment.nbytes for segment in self._others])
 
@@ -297,54 +316,71 @@ class Pool:
         """Use new memory from now on: a server that was lost may still read the old arena."""
         self._arena = self._private = None  # no lock is needed: each is one instruction
         self._chunks = []
-        self._arena_is_ready = False
 
-    def prepare(self) -> None:
-        """Create the arena if there is none: a part of it now, the rest in the background."""
-        if self._arena is not None or not self.nbytes or not has_room(self.nbytes):
+    def prepare(self, *, whole: bool = False) -> None:
+        """Create the arena if there is none; with `whole`, all of it can be leased, for good."""
+        if self._arena is not None or not self.nbytes or not has_room(_AHEAD):
             return
         try:
             arena = self._arena = Region(Segment(next(self._numbers), self.nbytes, self.shared))
         except OSError:  # no file descriptors, or files have a size limit
             self.nbytes = 0
             return
-        first = min(64 << 20, self.nbytes)
-        self._add(arena, 0, first)
-        target, name = self._prepare_rest, "tensortap-arena"
-        threading.Thread(target=target, args=(arena, first), name=name, daemon=True).start()
+        if whole and has_room(self.nbytes):
+            arena.pinned, arena.ready = True, self.nbytes
+            self._append(arena, 0, self.nbytes)
+        self.extend()
 
-    def _prepare_rest(self, arena: Region, first: int) -> None:
-        for offset in range(first, self.nbytes, _HUGE):
-            start = time.perf_counter()
-            self._add(arena, offset, min(self.nbytes, offset + _HUGE))
-            if self._arena is not arena:
-                return
-            time.sleep((time.perf_counter() - start) / 4)
-        self._arena_is_ready = True
-
-    def _add(self, arena: Region, start: int, end: int) -> None:
-        """Touch a part of the arena, then let it be leased."""
-        arena.segment.prepare(start, end)
-        self._append(arena, start, end - start)
+    def extend(self, nbytes: int = 0) -> bool:
+        """Touch more of the arena if it is used up, or by `nbytes`; return whether it grew."""
+        arena = self._arena
+        if arena is None or not self._changing.acquire(blocking=False):
+            return False
+        try:
+            start = arena.ready
+            wanted = (start + nbytes if nbytes else arena.end) + _AHEAD
+            end = min(self.nbytes, -(-wanted // _HUGE) * _HUGE)
+            if end <= start or not has_room(end - start):
+                return False
+            arena.ready = end
+            arena.segment.prepare(start, end)
+            self._append(arena, start, end - start)
+            return True
+        finally:
+            self._changing.release()
 
     @section
     def _append(self, arena: Region, offset: int, size: int) -> None:
         with self._lock:
             arena.append(offset, size)
 
-    @section
     def tidy(self) -> None:
-        """Release private memory that nobody needs beside the arena."""
-        now, private = time.monotonic(), self._private
-        if now - self._tidied < _KEPT:
+        """Touch more of the arena if it is used up; release memory that nobody uses."""
+        self.extend()
+        now, arena = time.monotonic(), self._arena
+        if now - self._tidied < _KEPT or not self._changing.acquire(blocking=False):
             return
-        self._tidied = now
+        try:
+            self._tidied = now
+            if self._forget_unused(arena) and arena is not None:
+                # not below the lock, for which training would wait
+                arena.segment.release(arena.ready)
+                arena.ready = 0
+        finally:
+            self._changing.release()
+
+    @section
+    def _forget_unused(self, arena: Region | None) -> bool:
+        """Forget memory that was not used since the last time; return whether the arena was not."""
         with self._lock:
             self._collect()
-            if private is not None and self._arena_is_ready and not private.leased:
-                if now - self._private_used > _KEPT:
-                    self._private = None
+            if self._private is not None and self._private.idle:
+                self._private = None
             self._chunks = [chunk for chunk in self._chunks if chunk.leased]
+            if arena is None or not arena.idle or not arena.end or arena.pinned:
+                return False
+            arena.clear()
+            return True
 
     def _private_region(self, size: int) -> Region | None:
         """Return the private memory that is recycled; None if a block does not fit into it."""
@@ -352,7 +388,6 @@ class Pool:
         if self._private is None and size <= nbytes and has_room(nbytes):
             self._private = Region(Segment(0, nbytes, False))
             self._private.append(0, nbytes)
-        self._private_used = time.monotonic()
         return self._private
 
     def _collect(self) -> None:

@@ -46,17 +46,7 @@ def is_busy() -> bool:
 
 
 def section(function: Callable[P, T]) -> Callable[P, T]:
-    """Let a function raise `Busy` if its thread is inside any section already.
-
-    >>> outer = section(lambda: inner())
-    >>> inner = section(lambda: 1)
-    >>> inner()
-    1
-    >>> outer()
-    Traceback (most recent call last):
-        ...
-    tensortap.core.busy.Busy: this thread is inside tensortap already
-    """
+    """Let a function raise `Busy` if its thread is inside any section already."""
 
     @functools.wraps(function)
     def enter(*args: P.args, **kwargs: P.kwargs) -> T:

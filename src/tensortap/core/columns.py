@@ -50,15 +50,7 @@ class Column(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Columns:
-    """Records of one column.
-
-    >>> import numpy as np
-    >>> rows = np.array([[0, step, 0, step, 0] for step in range(3)])
-    >>> loss = Column("loss", Kind.VALUE, 0, 1, "builtins.float", "float", "", ())
-    >>> held = Columns(loss, rows, np.arange(3.0).tobytes(), 8, rows[:, 0])
-    >>> [(record.step, record.value) for record in held.records(1, 3)]
-    [(1, 1.0), (2, 2.0)]
-    """
+    """Records of one column."""
 
     __slots__ = ("_payload", "_rows", "column", "positions", "size")
 
@@ -165,8 +157,4 @@ def merged(found: Iterable[Columns]) -> list[Record]:
     for each in found:
         records += each.records(0, len(each))
         order += each.positions.tolist()
-    return [record for _, record in sorted(zip(order, records, strict=True), key=_position)]
-
-
-def _position(pair: tuple[int, Record]) -> int:
-    return pair[0]
+    return [records[i] for i in sorted(range(len(order)), key=order.__getitem__)]

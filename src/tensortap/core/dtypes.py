@@ -5,10 +5,9 @@ the same in NumPy, torch, JAX and MLX. Dtypes that only NumPy has go by their ``
 ``<M8[ns]``, ``<U5``, ``>f4``. An element narrower than a byte takes one byte, as in NumPy and
 torch, except in dtypes that are packed by definition (``float4_e2m1fn_x2``, ``bits4x2``).
 
-To add a dtype, add a row to `_ROWS`. A float that neither NumPy nor ml_dtypes has is decoded from
-its row; integers that they lack, and bits, are read as unsigned integers. The C kernel handles
-every dtype of one byte through a table of its values; a wider one needs a constant there, which a
-test checks against this registry.
+To add a dtype, add a row to `_ROWS`. What neither NumPy nor ml_dtypes has is read as unsigned
+integers. The C kernel handles every dtype of one byte through a table of its values; a wider one
+needs a constant there, which a test checks against this registry.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from tensortap.core.errors import CaptureError
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import NDArray
 
 
 class FloatFormat(NamedTuple):
@@ -36,16 +34,15 @@ class FloatFormat(NamedTuple):
 class DType(NamedTuple):
     """One row: what a dtype is, and what each framework and file format calls it.
 
-    `kind` is bool, int, uint, float, complex or bits (no numbers). `special` says which of inf and
-    nan a float has. `part` is the dtype of the two halves of a complex number. A spelling is empty
-    where a framework does not have the dtype; NumPy's may come from ``ml_dtypes``.
+    `kind` is bool, int, uint, float, complex or bits (no numbers). `part` is the dtype of the two
+    halves of a complex number. A spelling is empty where a framework does not have the dtype;
+    NumPy's may come from ``ml_dtypes``.
     """
 
     name: str
     kind: str
     bits: int
     format: FloatFormat | None
-    special: tuple[str, ...]
     part: str
     numpy: str
     torch: str
@@ -65,11 +62,7 @@ class DType(NamedTuple):
 
     @property
     def exponents(self) -> tuple[int, int]:
-        """Exponents of the smallest and of the largest magnitude: ``2**n <= |x| < 2**(n+1)``.
-
-        >>> DTYPES["float16"].exponents, DTYPES["int8"].exponents
-        ((-24, 15), (0, 7))
-        """
+        """Exponents of the smallest and of the largest magnitude: ``2**n <= |x| < 2**(n+1)``."""
         if self.format is not None:
             lowest = self.format.least_exponent - (self.format.digits - 1)
             return lowest, math.frexp(self.format.largest)[1] - 1
@@ -86,7 +79,6 @@ def _row(
     frameworks: str,
     safetensors: str = "",
     format: tuple[int, int, float] | None = None,  # noqa: A002  the name of the column
-    special: str = "",
     part: str = "",
 ) -> DType:
     """Return a row; `frameworks` lists who has the dtype, as ``jax:bool_`` under another name."""
@@ -97,9 +89,7 @@ def _row(
             framework, spelling = "numpy", f"ml_dtypes.{name}"
         spelled[framework] = spelling or name
     form = None if format is None else FloatFormat(*format)
-    return DType(
-        name, kind, bits, form, tuple(special.split()), part, **spelled, safetensors=safetensors
-    )
+    return DType(name, kind, bits, form, part, **spelled, safetensors=safetensors)
 
 
 _HALF = (11, -14, 65504.0)
@@ -107,6 +97,7 @@ _SINGLE = (24, -126, (2 - 2**-23) * 2.0**127)
 _DOUBLE = (53, -1022, (2 - 2**-52) * 2.0**1023)
 _BRAIN = (8, -126, (2 - 2**-7) * 2.0**127)
 _ALL = "numpy torch jax mlx"
+_INTS = ("int", "uint")
 
 _ROWS = (
     _row("bool", "bool", 1, "numpy torch jax:bool_ mlx:bool_", "BOOL"),
@@ -118,47 +109,30 @@ _ROWS = (
     _row("uint16", "uint", 16, _ALL, "U16"),
     _row("uint32", "uint", 32, _ALL, "U32"),
     _row("uint64", "uint", 64, _ALL, "U64"),
-    _row("float16", "float", 16, _ALL, "F16", _HALF, "inf nan"),
-    _row("float32", "float", 32, _ALL, "F32", _SINGLE, "inf nan"),
-    _row("float64", "float", 64, _ALL, "F64", _DOUBLE, "inf nan"),
-    _row("bfloat16", "float", 16, "ml_dtypes torch jax mlx", "BF16", _BRAIN, "inf nan"),
-    _row("complex64", "complex", 64, _ALL, "C64", _SINGLE, "inf nan", "float32"),
-    _row("complex128", "complex", 128, "numpy torch jax", "", _DOUBLE, "inf nan", "float64"),
-    _row("complex32", "complex", 32, "ml_dtypes torch", "", _HALF, "inf nan", "float16"),
-    _row("bcomplex32", "complex", 32, "ml_dtypes", "", _BRAIN, "inf nan", "bfloat16"),
-    _row("float8_e3m4", "float", 8, "ml_dtypes jax", "", (5, -2, 15.5), "inf nan"),
-    _row("float8_e4m3", "float", 8, "ml_dtypes jax", "", (4, -6, 240.0), "inf nan"),
-    _row("float8_e4m3b11fnuz", "float", 8, "ml_dtypes jax", "", (4, -10, 30.0), "nan"),
-    _row("float8_e4m3fn", "float", 8, "ml_dtypes torch jax", "F8_E4M3", (4, -6, 448.0), "nan"),
-    _row("float8_e4m3fnuz", "float", 8, "ml_dtypes torch jax", "", (4, -7, 240.0), "nan"),
-    _row("float8_e5m2", "float", 8, "ml_dtypes torch jax", "F8_E5M2", (3, -14, 57344.0), "inf nan"),
-    _row("float8_e5m2fnuz", "float", 8, "ml_dtypes torch jax", "", (3, -15, 57344.0), "nan"),
-    _row(
-        "float8_e8m0fnu", "float", 8, "ml_dtypes torch jax", "F8_E8M0", (1, -127, 2.0**127), "nan"
-    ),
+    _row("float16", "float", 16, _ALL, "F16", _HALF),
+    _row("float32", "float", 32, _ALL, "F32", _SINGLE),
+    _row("float64", "float", 64, _ALL, "F64", _DOUBLE),
+    _row("bfloat16", "float", 16, "ml_dtypes torch jax mlx", "BF16", _BRAIN),
+    _row("complex64", "complex", 64, _ALL, "C64", _SINGLE, "float32"),
+    _row("complex128", "complex", 128, "numpy torch jax", "", _DOUBLE, "float64"),
+    _row("complex32", "complex", 32, "ml_dtypes torch", "", _HALF, "float16"),
+    _row("bcomplex32", "complex", 32, "ml_dtypes", "", _BRAIN, "bfloat16"),
+    _row("float8_e3m4", "float", 8, "ml_dtypes jax", "", (5, -2, 15.5)),
+    _row("float8_e4m3", "float", 8, "ml_dtypes jax", "", (4, -6, 240.0)),
+    _row("float8_e4m3b11fnuz", "float", 8, "ml_dtypes jax", "", (4, -10, 30.0)),
+    _row("float8_e4m3fn", "float", 8, "ml_dtypes torch jax", "F8_E4M3", (4, -6, 448.0)),
+    _row("float8_e4m3fnuz", "float", 8, "ml_dtypes torch jax", "", (4, -7, 240.0)),
+    _row("float8_e5m2", "float", 8, "ml_dtypes torch jax", "F8_E5M2", (3, -14, 57344.0)),
+    _row("float8_e5m2fnuz", "float", 8, "ml_dtypes torch jax", "", (3, -15, 57344.0)),
+    _row("float8_e8m0fnu", "float", 8, "ml_dtypes torch jax", "F8_E8M0", (1, -127, 2.0**127)),
     _row("float6_e2m3fn", "float", 6, "ml_dtypes jax", "", (4, 0, 7.5)),
     _row("float6_e3m2fn", "float", 6, "ml_dtypes jax", "", (3, -2, 28.0)),
     _row("float4_e2m1fn", "float", 4, "ml_dtypes jax", "", (2, 0, 6.0)),
-    _row("int1", "int", 1, "ml_dtypes torch jax"),
-    _row("int2", "int", 2, "ml_dtypes torch jax"),
-    _row("int4", "int", 4, "ml_dtypes torch jax"),
-    _row("uint1", "uint", 1, "ml_dtypes torch jax"),
-    _row("uint2", "uint", 2, "ml_dtypes torch jax"),
-    _row("uint4", "uint", 4, "ml_dtypes torch jax"),
-    _row("int3", "int", 3, "torch"),
-    _row("int5", "int", 5, "torch"),
-    _row("int6", "int", 6, "torch"),
-    _row("int7", "int", 7, "torch"),
-    _row("uint3", "uint", 3, "torch"),
-    _row("uint5", "uint", 5, "torch"),
-    _row("uint6", "uint", 6, "torch"),
-    _row("uint7", "uint", 7, "torch"),
-    _row("float4_e2m1fn_x2", "bits", 8, "torch"),
-    _row("bits8", "bits", 8, "torch"),
+    *(_row(f"{kind}{n}", kind, n, "ml_dtypes torch jax") for kind in _INTS for n in (1, 2, 4)),
+    *(_row(f"{kind}{n}", kind, n, "torch") for kind in _INTS for n in (3, 5, 6, 7)),
+    *(_row(f"bits{n}", "bits", 8, "torch") for n in ("8", "1x8", "2x4", "4x2")),
     _row("bits16", "bits", 16, "torch"),
-    _row("bits1x8", "bits", 8, "torch"),
-    _row("bits2x4", "bits", 8, "torch"),
-    _row("bits4x2", "bits", 8, "torch"),
+    _row("float4_e2m1fn_x2", "bits", 8, "torch"),
 )
 
 DTYPES: dict[str, DType] = {row.name: row for row in _ROWS}
@@ -174,11 +148,7 @@ _TEXT = re.compile(r"(?:([<>]U)|\|[SV])([1-9][0-9]{0,8})")
 
 
 def itemsize(name: str) -> int:
-    """Return the bytes per element of a dtype; raise ValueError for any text that names none.
-
-    >>> itemsize("bfloat16"), itemsize("<U5"), itemsize("<M8[ns]")
-    (2, 20, 8)
-    """
+    """Return the bytes per element of a dtype; raise ValueError for any text that names none."""
     size = _SIZES.get(name)
     return _itemsize_of_str(name) if size is None else size
 
@@ -196,11 +166,7 @@ def _itemsize_of_str(name: str) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype; unsigned integers of its size where NumPy cannot express it.
-
-    >>> numpy_dtype("float32")
-    dtype('float32')
-    """
+    """Return the NumPy dtype; unsigned integers of its size where NumPy cannot express it."""
     import numpy as np
 
     size = itemsize(name)
@@ -218,54 +184,12 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(f"u{size}" if scalar is None else scalar)
 
 
-@functools.cache
-def float_values(name: str) -> NDArray[np.float32] | None:
-    """Return the value of every bit pattern of a float of at most 16 bits that NumPy lacks.
-
-    They are those of sign, exponent and fraction with subnormals, as in IEEE 754. None for dtypes
-    that NumPy has, and for those that are no floats.
-
-    >>> float_values("float32")
-    """
-    row = DTYPES.get(name)
-    if row is None or row.format is None or row.numpy or row.bits > 16:
-        return None
-    return decoded_floats(row.bits, row.format, row.special)
-
-
-def decoded_floats(
-    bits: int, form: FloatFormat, special: tuple[str, ...] = ()
-) -> NDArray[np.float32]:
-    """Return the value of every bit pattern of a float format.
-
-    >>> decoded_floats(4, FloatFormat(2, 0, 6.0))[:8].tolist()
-    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
-    """
-    import numpy as np
-
-    fraction = form.digits - 1
-    pattern = np.arange(1 << (bits - 1))
-    exponent, rest = pattern >> fraction, pattern & ((1 << fraction) - 1)
-    whole = np.where(exponent > 0, rest + (1 << fraction), rest).astype(np.float64)
-    values = np.ldexp(whole, form.least_exponent - fraction + np.maximum(exponent - 1, 0))
-    beyond = np.flatnonzero(values > form.largest)
-    values[beyond] = np.nan
-    if "inf" in special:
-        values[beyond[0]] = np.inf
-    return np.concatenate([values, -values]).astype(np.float32)
-
-
 # a plain dict: one lookup per capture, and `dtype.name` takes microseconds
 _names: dict[Any, str] = {}
 
 
 def name_of(dtype: np.dtype[Any]) -> str:
-    """Return the name of a NumPy dtype; raise `CaptureError` with a remedy if it has none.
-
-    >>> import numpy
-    >>> name_of(numpy.dtype("float32")), name_of(numpy.dtype(">i2"))
-    ('float32', '>i2')
-    """
+    """Return the name of a NumPy dtype; raise `CaptureError` with a remedy if it has none."""
     name = _names.get(dtype)
     if name is None:
         name = _find_name(dtype)

@@ -10,9 +10,7 @@
     ├── StopTraining      an alert stopped the training
     ├── MissingExtra      an optional library is not installed
     ├── MissingRoom       no installed room has this capability
-    └── in the module that raises them: CorruptFile, NotARun, UntrustedFile (runs), Mismatch
-        (hdf5), KeyFileError (wire), NoSource (sources.tracing), FilmError (films), JobCancelled
-        (web)
+    └── others in the module that raises them, such as CorruptFile
 
 Inside a training loop errors are counted and logged once; ``TENSORTAP_STRICT=1`` raises them.
 `StopTraining` is always raised, because the user asked for it.

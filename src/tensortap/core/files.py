@@ -40,26 +40,20 @@ def _check(path: str | os.PathLike[str], status: os.stat_result) -> None:
         raise CorruptFile(f"{os.fspath(path)} is not a regular file")
 
 
+def leads_to(path: str | os.PathLike[str], fd: int) -> bool:
+    """Return whether a path still leads to an open file or folder; False if it is gone."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def contained(folder: Path, path: str | os.PathLike[str]) -> Path:
     """Return the path of a file in a folder; raise CorruptFile if it, or a link, leads out."""
-    name = os.fspath(path)
-    if _is_plainly_inside(os.fspath(folder), name):
-        return folder / name
-    top = os.path.realpath(folder)
+    name, top = os.fspath(path), os.path.realpath(folder)
     if "\0" in name or os.path.commonpath([top, os.path.realpath(folder / name)]) != top:
         raise CorruptFile(f"{plain(name)!r} leads out of {folder}")
     return folder / name
-
-
-def _is_plainly_inside(folder: str, name: str) -> bool:
-    """Return whether no part of a relative path is a link or leads upward."""
-    if "\0" in name or os.path.isabs(name):
-        return False
-    for part in name.split(os.sep):
-        folder = f"{folder}{os.sep}{part}"
-        if part == os.pardir or os.path.islink(folder):
-            return False
-    return True
 
 
 def read_small(folder: Path, path: str | os.PathLike[str], limit: int) -> bytes:
@@ -86,11 +80,7 @@ def plain(text: str, longest: int = 500) -> str:
 
 
 def file_mode() -> int:
-    """Return the mode of a new file: for the user alone, or as the umask says.
-
-    >>> oct(file_mode()), oct(folder_mode())
-    ('0o600', '0o700')
-    """
+    """Return the mode of a new file: for the user alone, or as the umask says."""
     return 0o666 if flag("TENSORTAP_SHARED") else 0o600
 
 

@@ -10,19 +10,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable
 
 from tensortap.core.columns import ROW_NBYTES, Columns
-from tensortap.core.record import (
-    Blob,
-    Fields,
-    Items,
-    Kind,
-    Mapping,
-    Number,
-    Opaque,
-    Record,
-    TensorData,
-    Value,
-)
-from tensortap.core.values import children
+from tensortap.core.record import Blob, Kind, Number, Opaque, Record, TensorData, Value
+from tensortap.core.values import CONTAINERS, children
 
 OVERHEAD = 512
 """Bytes that the record of a number takes: measured, rounded up."""
@@ -74,7 +63,7 @@ def record_nbytes(record: Record, payload: int | None = None) -> int:
         nbytes += _TENSOR_OVERHEAD
         if type(value.data) is not bytes:
             nbytes += _PAYLOAD_OVERHEAD
-    elif isinstance(value, (Items, Mapping, Fields)):
+    elif isinstance(value, CONTAINERS):
         nbytes += _tree_overhead(value)
     if stats is not None:
         bins = stats.bins
@@ -373,12 +362,6 @@ class History:
         """Return the next cursor and the records after this one, oldest first, at most `limit`.
 
         The first cursor is 0. Evicted records are not among them.
-
-        >>> history = History(1 << 20)
-        >>> history.write([Record("loss", Kind.METRIC, n, 0, n, 0, 1, n) for n in range(3)])
-        >>> cursor, records = history.since(0, limit=2)
-        >>> cursor, [r.step for r in records], [r.step for r in history.since(cursor)[1]]
-        (2, [0, 1], [2])
         """
         with self._changed:
             oldest = min([series.start for series in self._series.values()], default=self.written)

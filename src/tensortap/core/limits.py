@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import mmap
 import os
 import re
 import resource
@@ -56,26 +58,21 @@ def _cgroup_limits() -> list[tuple[int, int]]:
     for folder, version2 in _cgroups():
         limit, used = (_read(f"{folder}/{name}").strip() for name in _CGROUP_FILES[version2])
         if limit.isdigit():
-            inactive = re.search(
-                r"^(?:total_)?inactive_file (\d+)$", _read(f"{folder}/memory.stat"), re.M
-            )
-            free = int(inactive[1]) if inactive else 0
+            stat = dict(re.findall(r"^(\w+) (\d+)$", _read(f"{folder}/memory.stat"), re.M))
+            total = "" if version2 else "total_"  # with the groups inside it
+            names = (f"{total}inactive_file", f"{total}active_file")
+            free = sum([int(stat.get(name, 0)) for name in names])
             found.append((int(limit), int(used) - free if used.isdigit() else 0))
     return found
 
 
-def _address_space() -> tuple[int, int] | None:
-    """Return the limit of this process's address space (RLIMIT_AS), and its use."""
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit == resource.RLIM_INFINITY:
-        return None
-    pages = _read("/proc/self/statm").split()
-    return limit, int(pages[0]) * os.sysconf("SC_PAGE_SIZE") if pages else 0
-
-
 def _limits() -> list[tuple[int, int]]:
-    space = _address_space()
-    return _cgroup_limits() + ([space] if space is not None else [])
+    """Return limit and use of control groups, and of the address space (RLIMIT_AS)."""
+    limit, found = resource.getrlimit(resource.RLIMIT_AS)[0], _cgroup_limits()
+    if limit != resource.RLIM_INFINITY:
+        pages = _read("/proc/self/statm").split()
+        found.append((limit, int(pages[0]) * os.sysconf("SC_PAGE_SIZE") if pages else 0))
+    return found
 
 
 @functools.cache
@@ -100,12 +97,39 @@ def has_room(nbytes: int) -> bool:
     return available_memory() - nbytes >= total_memory() // 20
 
 
-def parse_size(text: str | int, argument: str = "size") -> int:
-    """Return the bytes of ``"50%"`` (of the memory), ``"8GB"``, ``"512 MiB"`` or a number.
+def shortage() -> str:
+    """Return what this process has too little of for another connection; empty if there is room.
 
-    >>> parse_size("512 MiB")
-    536870912
+    libzmq aborts the process if it gets no descriptor, thread or memory. A connection takes up to
+    17 descriptors, 5 threads and a few MiB; the rest is left to the program.
     """
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    try:
+        free = most - sum(int(fd) < most for fd in os.listdir("/dev/fd"))
+    except OSError as error:  # a process that has changed its user may not look
+        free = 0 if error.errno in (errno.EMFILE, errno.ENFILE) else most
+    if most >= 0 and free < 64:
+        return f"only {free} file descriptors are left: raise ulimit -n, which is {most}"
+    import ctypes
+
+    libc, threads = ctypes.CDLL(None), [ctypes.c_void_p() for _ in range(8)]
+    # in C: a thread of Python would take 64 MiB of address space for its allocations, and keep it
+    started = [not libc.pthread_create(ctypes.byref(t), None, libc.usleep, 5000) for t in threads]
+    try:
+        mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except OSError:
+        return "less than 64 MiB of address space is left: raise ulimit -v"
+    finally:  # until now, they were there at the same time
+        for thread, ok in zip(threads, started, strict=True):
+            if ok:
+                libc.pthread_join(thread, None)
+    if not all(started):
+        return "fewer than 8 threads can be started: raise ulimit -u, ulimit -v or pids.max"
+    return ""
+
+
+def parse_size(text: str | int, argument: str = "size") -> int:
+    """Return the bytes of ``"50%"`` (of the memory), ``"8GB"``, ``"512 MiB"`` or a number."""
     if isinstance(text, int):
         size = text
     else:
@@ -125,11 +149,7 @@ def parse_size(text: str | int, argument: str = "size") -> int:
 
 
 def format_size(size: float) -> str:
-    """Return a size as people read it.
-
-    >>> format_size(1536)
-    '1.5 KiB'
-    """
+    """Return a size as people read it."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"

@@ -16,11 +16,7 @@ def fits(record: Record, step: int | None, rank: int | None, kind: Kind | None) 
 
 
 def parse_steps(text: str | None) -> tuple[int | None, int | None] | None:
-    """Return the first and the last step of ``10:20``, ``10:``, ``:20`` or ``10``; None is all.
-
-    >>> parse_steps("10:20"), parse_steps(":20"), parse_steps("7"), parse_steps("")
-    ((10, 20), (None, 20), (7, 7), None)
-    """
+    """Return the first and the last step of ``10:20``, ``10:``, ``:20`` or ``10``; None is all."""
     if not text:
         return None
     first, colon, last = text.partition(":")

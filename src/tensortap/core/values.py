@@ -1,11 +1,5 @@
 """Walk nested values: the one traversal of the tree that a record holds.
 
-    parts(value)             the direct parts of a container, each with its place in it
-    children(value)          the direct children of a container, keys of dicts included
-    leaves(value)            everything in a value that is not a container, with its path
-    tensors(value)           the tensors in a value
-    map_leaves(f, value)     the same containers around other leaves
-
 `tensortap.core.record` defines the nodes. Keys of a dict count as its parts in `map_leaves` and
 `tensors`, because they can hold tensors, too; `parts` and `leaves` use them to spell paths.
 """
@@ -56,11 +50,7 @@ def leaves(
 
 
 def children(value: Value) -> Sequence[Value]:
-    """Return all direct children of a container, the keys of a dict included.
-
-    >>> children(Mapping((("a", 1), ("b", 2))))
-    ['a', 1, 'b', 2]
-    """
+    """Return all direct children of a container, the keys of a dict included."""
     if isinstance(value, Items):
         return value.items
     if isinstance(value, Mapping):
@@ -69,11 +59,7 @@ def children(value: Value) -> Sequence[Value]:
 
 
 def tensors(value: Value) -> list[TensorData]:
-    """Return the tensors in a value in the order in which `map_leaves` visits them.
-
-    >>> tensors(Items("list", (1, TensorData("numpy", "int8", (1,), b"a"))))[0].dtype
-    'int8'
-    """
+    """Return the tensors in a value in the order in which `map_leaves` visits them."""
     found: list[TensorData] = []
 
     def collect(leaf: Value) -> Value:
@@ -86,11 +72,7 @@ def tensors(value: Value) -> list[TensorData]:
 
 
 def map_leaves(function: Callable[[Value], Value], value: Value, depth: int = 0) -> Value:
-    """Return the value with `function` applied to each of its leaves.
-
-    >>> map_leaves(lambda leaf: leaf * 2, Items("tuple", (1, 2.5)))
-    Items(kind='tuple', items=(2, 5.0))
-    """
+    """Return the value with `function` applied to each of its leaves."""
     if not isinstance(value, CONTAINERS):
         return function(value)
     if depth >= DEPTH:

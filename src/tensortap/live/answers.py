@@ -1,4 +1,4 @@
-"""Answers to the questions of viewers: the state of a server, and records of its history."""
+"""The questions of viewers, and the answers: the state of a server, records of its history."""
 
 from __future__ import annotations
 
@@ -6,73 +6,128 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from tensortap.core.buffers import view_of
 from tensortap.core.errors import NotFound
-from tensortap.core.history import payload_nbytes
-from tensortap.core.record import Kind, Record, TensorData
+from tensortap.core.record import Kind, Record
 from tensortap.core.values import tensors
 from tensortap.live import messages as wire
-from tensortap.live import questions
 from tensortap.runs import rows
-from tensortap.stats import summarize_array
 from tensortap.text.records import is_hint, record_line
-from tensortap.values.view import as_numpy
 
 if TYPE_CHECKING:
     from tensortap.live.connection import ClientState
     from tensortap.live.server import Server
 
-Computed = TypeVar("Computed")
-RecordKey = tuple[str, str, int, int, int]
-
-RECENT = 12
-_LARGEST_TENSOR = 1 << 22  # bytes; larger ones without statistics are not read for a trend
+RECENT = 12  # records and alerts of an overview
 
 
-def record_key(record: Record) -> RecordKey:
-    """Return what identifies a record, without a reference to its value."""
-    return record.name, record.kind.value, record.rank, record.seq, record.time_ns
+class Heads(msgspec.Struct, frozen=True):
+    """The arguments of ``heads``: the records of a name, and with `last` the newest ones."""
+
+    name: str
+    step: int | None = None
+    rank: int | None = None
+    kind: Kind | None = None
+    last: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
-class RecordCache(dict[RecordKey, Computed]):
-    """A dict that evicts its oldest quarter when it is full."""
+class ClientRow(msgspec.Struct, frozen=True):
+    """A program that sends records, or has sent some."""
 
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.size = size
-
-    def __setitem__(self, key: RecordKey, computed: Computed) -> None:
-        if len(self) >= self.size:
-            for old in list(self)[: self.size // 4]:
-                self.pop(old, None)
-        super().__setitem__(key, computed)
-
-
-_numbers: RecordCache[float | None] = RecordCache(1 << 16)
-_lines: RecordCache[str] = RecordCache(4096)
+    program: str
+    host: str
+    pid: int
+    rank: int
+    world_size: int
+    connected: bool
+    path: str  # how tensors arrive: shared memory or TCP
+    records: int
+    nbytes: int
+    dropped: int  # values that the program did not send, for any of the `reasons`
+    reasons: dict[str, int]
 
 
-def overview(server: Server) -> questions.Overview:
+class NameRow(msgspec.Struct, frozen=True):
+    """A name with its latest record, as text in `line`; `head` is that record without its value.
+
+    `trend` has one number for each of the last records that has one, see `number_of`. `rate` is
+    captures per second.
+    """
+
+    head: Record
+    records: int  # in the history
+    evicted: int
+    line: str
+    trend: tuple[float, ...] = ()
+    rate: float = 0.0
+
+
+class Overview(msgspec.Struct, frozen=True):
+    """The state of a server: its counts, its clients, and its names with their latest records."""
+
+    address: str
+    pid: int
+    started: float
+    written: int
+    written_nbytes: int
+    nbytes: int
+    bound: int
+    evicted: int
+    rejected: dict[str, int]
+    clients: tuple[ClientRow, ...]
+    names: tuple[NameRow, ...]
+    recent: tuple[NameRow, ...]
+    alerts: tuple[NameRow, ...] = ()  # the most recent ones
+
+
+class RecordList(msgspec.Struct, frozen=True):
+    """Names or records; `cursor` is what to ask for later ones with."""
+
+    names: tuple[str, ...] = ()
+    records: tuple[Record, ...] = ()
+    cursor: int = 0
+
+
+class TensorSteps(msgspec.Struct, frozen=True):
+    """The steps at which whole tensors of a name and kind are in the history."""
+
+    name: str
+    kind: str
+    steps: tuple[int, ...]
+
+
+class TensorStepsList(msgspec.Struct, frozen=True):
+    """A page of whole tensors, after a cursor.
+
+    Earlier answers stay valid as long as `started` and `evicted` have not changed.
+    """
+
+    rows: tuple[TensorSteps, ...]
+    cursor: int
+    started: float
+    evicted: int
+
+
+_lines: dict[tuple[str, str, int, int, int], str] = {}
+
+
+def overview(server: Server) -> Overview:
     """Return clients, names with their latest record, recent records, and all counts."""
     history = server.history
     evicted = dict(history.evicted)
     tails = history.tails(16)
-    deadline = time.monotonic() + 0.05  # trends of many large tensors take longer
-    trends = [trend(tail, deadline) if len(tail) > 1 else () for _, tail in tails]
     names = [
-        _name_row(tail, held, evicted, numbers)
-        for (held, tail), numbers in zip(tails, trends, strict=True)
-        if tail[-1].kind is not Kind.ALERT
+        _name_row(tail, held, evicted) for held, tail in tails if tail[-1].kind is not Kind.ALERT
     ]
     found = [r for _, tail in tails for r in tail[-RECENT:] if r.kind is Kind.ALERT]
     alerts = [r for r in found if not is_hint(r)]
     alerts.sort(key=lambda r: (r.time_ns, r.seq))
     sources = [client for client in list(server.clients.values()) if client.role == "source"]
-    return questions.Overview(
+    return Overview(
         address=str(server.address),
         pid=os.getpid(),
         started=server.started,
@@ -89,48 +144,15 @@ def overview(server: Server) -> questions.Overview:
     )
 
 
-def trend(records: Sequence[Record], deadline: float) -> tuple[float, ...]:
-    """Return one number for each record that has one, oldest to newest.
-
-    Numbers that need a pass over a tensor are computed once, and only until the deadline. After
-    it the oldest records are left out until the next call, so that a trend never has gaps.
-    """
-    numbers: list[float] = []
-    for record in reversed(records):
-        if record.stats is not None or not isinstance(record.value, TensorData):
-            number = number_of(record)
-        else:
-            key = record_key(record)
-            if key not in _numbers:
-                if time.monotonic() > deadline:
-                    break
-                _numbers[key] = number_of(record)
-            number = _numbers.get(key)
-        if number is not None:
-            numbers.append(number)
-    return tuple(reversed(numbers))
-
-
 def number_of(record: Record) -> float | None:
     """Return a number as it is, a tensor's root mean square; NaN if any element is not finite.
 
-    >>> from tensortap.core.record import Kind
-    >>> number_of(Record("loss", Kind.VALUE, 0, 0, 0, 0, 1, 0, value=0.5))
-    0.5
+    None for tensors without statistics: large ones would take too long to read.
     """
-    value = record.value
-    if isinstance(value, (bool, int, float)):
-        try:
-            return float(value)
-        except OverflowError:
-            return math.copysign(math.inf, value)
     stats = record.stats
-    if stats is None and isinstance(value, TensorData) and payload_nbytes(value) <= _LARGEST_TENSOR:
-        try:
-            stats = summarize_array(as_numpy(value))
-        except (TypeError, ValueError):  # dates and strings
-            return None
-    if stats is None or not stats.count:
+    if stats is None:
+        return rows.number_of(record.value)
+    if not stats.count:
         return None
     if stats.finite < stats.count:
         return math.nan
@@ -139,13 +161,7 @@ def number_of(record: Record) -> float | None:
 
 
 def captures_per_second(records: Sequence[Record], now_ns: int | None = None) -> float:
-    """Return the recent capture rate; 0 once captures have stopped.
-
-    >>> from tensortap.core.record import Kind
-    >>> each = [Record("x", Kind.VALUE, i, 0, i, 0, 1, i * 10**9) for i in range(5)]
-    >>> captures_per_second(each, now_ns=5 * 10**9), captures_per_second(each, now_ns=60 * 10**9)
-    (1.0, 0.0)
-    """
+    """Return the recent capture rate; 0 once captures have stopped."""
     if len(records) < 2:
         return 0.0
     now = time.time_ns() if now_ns is None else now_ns
@@ -155,22 +171,24 @@ def captures_per_second(records: Sequence[Record], now_ns: int | None = None) ->
     return 1e9 / interval
 
 
-def _name_row(
-    tail: Sequence[Record], held: int, evicted: dict[str, int], numbers: tuple[float, ...] = ()
-) -> questions.NameRow:
+def _name_row(tail: Sequence[Record], held: int, evicted: dict[str, int]) -> NameRow:
     record = tail[-1]
-    key = record_key(record)
+    # without a reference to its value
+    key = record.name, record.kind.value, record.rank, record.seq, record.time_ns
     line = _lines.get(key)
     if line is None:
+        if len(_lines) >= 1 << 14:
+            _lines.clear()
         line = _lines[key] = record_line(record)
+    numbers = tuple(n for n in map(number_of, tail) if n is not None) if len(tail) > 1 else ()
     rate = captures_per_second(tail)
-    return questions.NameRow(_head(record), held, evicted.get(record.name, 0), line, numbers, rate)
+    return NameRow(_head(record), held, evicted.get(record.name, 0), line, numbers, rate)
 
 
-def _client_row(client: ClientState) -> questions.ClientRow:
+def _client_row(client: ClientState) -> ClientRow:
     info, connection = client.info, client.connection
     shared = connection is not None and connection.arena_pid is not None
-    return questions.ClientRow(
+    return ClientRow(
         program=info.program,
         host=info.host,
         pid=info.pid,
@@ -189,7 +207,7 @@ def _head(record: Record) -> Record:
     return msgspec.structs.replace(record, value=None)
 
 
-def tensor_steps(server: Server, cursor: int) -> questions.TensorStepsList:
+def tensor_steps(server: Server, cursor: int) -> TensorStepsList:
     """Return which of the records after a cursor hold tensors."""
     steps: dict[tuple[str, str], set[int]] = {}
     evicted = sum(server.history.evicted.values())
@@ -197,8 +215,8 @@ def tensor_steps(server: Server, cursor: int) -> questions.TensorStepsList:
     for record in records:
         if tensors(record.value):
             steps.setdefault((record.name, record.kind.value), set()).add(record.step)
-    rows = [questions.TensorSteps(*key, tuple(sorted(found))) for key, found in steps.items()]
-    return questions.TensorStepsList(tuple(rows), cursor, server.started, evicted)
+    rows = [TensorSteps(*key, tuple(sorted(found))) for key, found in steps.items()]
+    return TensorStepsList(tuple(rows), cursor, server.started, evicted)
 
 
 def answer(server: Server, what: str, arguments: dict[str, Any]) -> bytes:
@@ -211,19 +229,18 @@ def answer(server: Server, what: str, arguments: dict[str, Any]) -> bytes:
 
 def _heads(server: Server, arguments: dict[str, Any]) -> bytes:
     try:
-        wanted = msgspec.convert(arguments, questions.Heads)
+        wanted = msgspec.convert(arguments, Heads)
     except msgspec.ValidationError as error:
         raise NotFound(f"not a valid question for records: {error}") from None
     records = server.history.records(
         wanted.name, step=wanted.step, rank=wanted.rank, kind=wanted.kind, last=wanted.last
     )
-    return _encode(questions.RecordList(records=tuple(map(_head, records))))
+    return _encode(RecordList(records=tuple(map(_head, records))))
 
 
 def _since(server: Server, arguments: dict[str, Any]) -> bytes:
-    limit = min(max(_int(arguments.get("limit")), 1), 1 << 16)
-    cursor, records = server.history.since(_int(arguments.get("cursor")), limit)
-    return _encode(questions.RecordList(records=tuple(map(_plottable, records)), cursor=cursor))
+    cursor, records = server.history.since(_int(arguments.get("cursor")), 1 << 14)
+    return _encode(RecordList(records=tuple(map(_plottable, records)), cursor=cursor))
 
 
 def _plottable(record: Record) -> Record:
@@ -248,14 +265,10 @@ def _int(argument: Any) -> int:
 
 _encode = msgspec.msgpack.Encoder().encode
 _ANSWERS: dict[str, Callable[[Server, dict[str, Any]], bytes]] = {
-    questions.OVERVIEW: lambda server, _: _encode(overview(server)),
-    questions.NAMES: lambda server, _: _encode(
-        questions.RecordList(names=tuple(server.history.names()))
-    ),
-    questions.HEADS: _heads,
-    questions.LOAD: _load,
-    questions.SINCE: _since,
-    questions.TENSOR_STEPS: lambda server, arguments: _encode(
-        tensor_steps(server, _int(arguments.get("cursor")))
-    ),
+    "overview": lambda server, _: _encode(overview(server)),
+    "names": lambda server, _: _encode(RecordList(names=tuple(server.history.names()))),
+    "heads": _heads,
+    "load": _load,
+    "since": _since,
+    "tensor_steps": lambda server, asked: _encode(tensor_steps(server, _int(asked.get("cursor")))),
 }

@@ -17,16 +17,21 @@ from typing import Any
 
 import zmq
 import zmq.utils.z85  # not in the thread: a fork during the import would leave its lock locked
+from zmq.utils import garbage  # now: what ends first at exit is what was imported last
 from zmq.utils.monitor import recv_monitor_message
 
 from tensortap._version import __version__
 from tensortap.core.errors import Refused, WireError
 from tensortap.core.files import plain
+from tensortap.core.limits import shortage
 from tensortap.live import keys
 from tensortap.live import messages as wire
 from tensortap.live.address import Address
 
-NO_KEY = "no key yet: the first tap.serve() creates one, or set TENSORTAP_KEY"
+NO_KEY = (
+    "no key on this machine: the first tap.serve() here creates one; for a session on another "
+    "machine, copy its key file or set TENSORTAP_KEY"
+)
 _TIMEOUT = 30.0  # seconds for the handshake, and for the server's answer: it may be busy
 _SILENT = f"the server did not answer within {_TIMEOUT:.0f} s; it is overloaded or stopped"
 _FAILED = (
@@ -57,7 +62,6 @@ class Channel:
     def __init__(
         self,
         address: Address,
-        context: zmq.Context[Any],
         hello: wire.Hello,
         key: bytes | None = None,
     ) -> None:
@@ -67,7 +71,7 @@ class Channel:
         self.welcome: wire.Welcome | None = None
         self.refusal = ""  # why there is no connection, if somebody listens
         self._own_key = key  # instead of the user's key, for a worker process
-        self._context = context
+        self._context: zmq.Context[Any] | None = None
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self._deadline: float | None = None  # of the server's answer
@@ -81,11 +85,11 @@ class Channel:
             self._socket.send_multipart(frames)
             return
         self._socket.send_multipart(frames[:-1], zmq.SNDMORE)
+        # sending without a copy needs a context and a thread of pyzmq
+        room = garbage.gc.is_alive() or not shortage()
         try:
-            self._socket.send(frames[-1], copy=False)
-        except (zmq.ZMQError, RuntimeError):
-            # sending without a copy needs a thread and sockets of pyzmq: they may have ended at
-            # exit, or no file descriptors are left
+            self._socket.send(frames[-1], copy=not room)
+        except (zmq.ZMQError, RuntimeError):  # they have ended at exit
             self._socket.send(frames[-1])
 
     def poll(self, timeout: float, wake: int | None = None) -> list[tuple[bytes, Any, Any]]:
@@ -119,6 +123,14 @@ class Channel:
         self._deadline = None
         self.welcome = None
 
+    def end(self, linger: int) -> None:
+        """Close for good."""
+        self.close(linger)
+        if self._context is not None:
+            # not term(): it would wait for the server, and the program wants to end
+            with contextlib.suppress(zmq.ZMQError):
+                self._context.destroy(linger)
+
     def _open(self) -> None:
         try:
             key = self._own_key or keys.find_key()
@@ -130,6 +142,10 @@ class Channel:
         except keys.KeyFileError as error:
             self._fail(str(error))
             return
+        if lacking := shortage():
+            self._fail(lacking)
+            return
+        self._context = self._context or zmq.Context()
         socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         socket.linger = 0
         socket.sndhwm = 0
@@ -171,7 +187,8 @@ class Channel:
             else:
                 self._fail(
                     f"the server at {self.address} rejects our key, or is not a tensortap server "
-                    "of this version: set TENSORTAP_KEY to its key"
+                    "of this version: set TENSORTAP_KEY to its key, or TENSORTAP_PORT to a port of "
+                    "your own"
                 )
 
     def _fail(self, why: str) -> None:
@@ -192,7 +209,10 @@ class Channel:
             try:
                 kind, header = frames[0], wire.read_header(frames[0], frames[1])
                 if isinstance(header, wire.Refusal):
-                    raise _refused(header)
+                    # the server's own message would call the server "this side"
+                    other = header.protocol != wire.PROTOCOL
+                    words = version_mismatch(header.protocol, header.version) if other else ""
+                    raise Refused(words or plain(header.reason, 300))
                 if self.state is not ConnectionState.OPEN:
                     self._welcomed(header)
                 elif kind == wire.GOODBYE:
@@ -211,13 +231,6 @@ class Channel:
         self._pause = 0.1
         self.refusal = ""
         self.state = ConnectionState.OPEN
-
-
-def _refused(header: wire.Refusal) -> Refused:
-    # the server's own message would call the server "this side"
-    if header.protocol != wire.PROTOCOL:
-        return Refused(version_mismatch(header.protocol, header.version))
-    return Refused(plain(header.reason, 300))
 
 
 def version_mismatch(protocol: int, version: str) -> str:

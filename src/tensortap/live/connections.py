@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib  # noqa: F401 - its first import, in a thread, must not meet one in a signal handler
 import logging
 import os
 import threading
@@ -62,14 +63,6 @@ class Connections:
                 pipeline.attach(self._default)
             pipeline.expecting = False
             pipeline.refresh()
-
-    @property
-    def session(self) -> Address | None:
-        """The address of the default session, while it is connected."""
-        for address, queue in list(self._queues.items()):
-            if queue is self._default and getattr(queue.sink, "connected", False):
-                return address
-        return None
 
     def queues(self, server: str) -> Sequence[Queue]:
         """Return the queues that accept a value for `server` instead of the default session."""

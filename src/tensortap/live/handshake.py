@@ -8,12 +8,13 @@ one frame, even if nobody has looked at it yet: libzmq reads single commands of 
 from __future__ import annotations
 
 import collections
+import contextlib
 import resource
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import zmq
 from zmq.utils import z85
@@ -24,8 +25,6 @@ from tensortap.core.errors import TensortapError
 from tensortap.live import keys
 from tensortap.live import messages as wire
 from tensortap.live.address import Address
-
-Result = TypeVar("Result")
 
 HANDSHAKE_TIMEOUT = 15.0
 _LONGEST_ROUND = 0.5  # seconds; a server that takes longer was stopped or starved
@@ -43,8 +42,14 @@ _EVENTS = (
 
 def bind_router(
     context: zmq.Context[Any], address: Address, key: bytes
-) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-    """Return the socket that listens on an address, and the one that reports its connections."""
+) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes], zmq.Socket[bytes]]:
+    """Return the socket that listens on an address, and those that serve it.
+
+    One reports its connections; on the other ZeroMQ asks which CURVE keys to accept.
+    """
+    zap: zmq.Socket[bytes] = context.socket(zmq.REP)
+    zap.linger = 0
+    zap.bind("inproc://zeromq.zap.01")
     router: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
     router.linger = 0
     router.rcvhwm = 0  # credits bound what is in flight
@@ -65,15 +70,7 @@ def bind_router(
     except zmq.ZMQError as error:
         context.destroy(linger=0)
         raise TensortapError(f"cannot listen on {address}: {error}") from None
-    return router, monitor
-
-
-def bind_zap(context: zmq.Context[Any]) -> zmq.Socket[bytes]:
-    """Return the socket on which ZeroMQ asks which CURVE keys to accept."""
-    zap: zmq.Socket[bytes] = context.socket(zmq.REP)
-    zap.linger = 0
-    zap.bind("inproc://zeromq.zap.01")
-    return zap
+    return router, monitor, zap
 
 
 def answer_zap(zap: zmq.Socket[bytes], client_key: bytes) -> None:
@@ -154,7 +151,9 @@ class PendingSockets:
                 self._rejected["wrong key"] += 1
             else:
                 self._rejected["failed handshake"] += 1
-        most = _most_pending()
+        # training needs file descriptors as well
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = _MOST_PENDING if descriptors < 0 else min(_MOST_PENDING, descriptors // 2)
         while len(self._sockets) > most:
             self._close(next(iter(self._sockets)))
         if full:
@@ -193,45 +192,31 @@ class PendingSockets:
             self._close(fd)
 
     def _close(self, fd: int) -> None:
-        if not self._sockets.pop(fd).rejected:
-            self._rejected["handshake timeout"] += 1
-            _with_socket(fd, _reset_on_close)
-        _with_socket(fd, lambda connection: connection.shutdown(socket.SHUT_RDWR))
-
-
-def _most_pending() -> int:
-    """Return how many connections may be pending; training needs file descriptors as well."""
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST_PENDING if descriptors < 0 else min(_MOST_PENDING, descriptors // 2)
-
-
-def _reset_on_close(connection: socket.socket) -> None:
-    """Let ZeroMQ reset a connection: one that sends would otherwise wait for room in a buffer."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        rejected = self._sockets.pop(fd).rejected
+        self._rejected["handshake timeout"] += not rejected
+        with contextlib.suppress(OSError), _socket_of(fd) as connection:
+            if not rejected:
+                # reset it: one that sends would otherwise wait for room in a buffer
+                linger = struct.pack("ii", 1, 0)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 def _received_nbytes(fd: int) -> int:
     """Return how many bytes have arrived over a connection; 0 where the system does not tell."""
-
-    def received(connection: socket.socket) -> int:
-        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+    try:
+        with _socket_of(fd) as connection:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
         return int(struct.unpack_from("=Q", info, 128)[0])  # Linux: tcpi_bytes_received
-
-    return _with_socket(fd, received) or 0
-
-
-def _with_socket(fd: int, use: Callable[[socket.socket], Result]) -> Result | None:
-    """Return what a function returns for the connection of ZeroMQ; None if that fails.
-
-    The descriptor is not duplicated: there may be none left.
-    """
-    try:
-        connection = socket.socket(fileno=fd)
-    except OSError:
-        return None
-    try:
-        return use(connection)
     except (OSError, AttributeError, struct.error):
-        return None
+        return 0
+
+
+@contextlib.contextmanager
+def _socket_of(fd: int) -> Iterator[socket.socket]:
+    """Use the connection of ZeroMQ; the descriptor is not duplicated: there may be none left."""
+    connection = socket.socket(fileno=fd)
+    try:
+        yield connection
     finally:
         connection.detach()

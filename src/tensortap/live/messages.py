@@ -71,7 +71,7 @@ class Client(msgspec.Struct, frozen=True):
     pid: int = 0
     rank: int = 0
     world_size: int = 1
-    program: str = ""
+    program: str = ""  # its path
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -150,7 +150,7 @@ class Ack(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Query(msgspec.Struct, frozen=True):
-    """A viewer's question, see `tensortap.live.questions`."""
+    """A viewer's question, see `tensortap.live.answers`."""
 
     id: int
     what: str

@@ -11,13 +11,12 @@ import time
 from typing import Any, TypeVar
 
 import msgspec
-import zmq
 
 from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.record import Kind, Record
 from tensortap.live import messages as wire
-from tensortap.live import questions
 from tensortap.live.address import Address, parse_address
+from tensortap.live.answers import Heads, Overview, RecordList, TensorStepsList
 from tensortap.live.channel import Channel, ConnectionState
 
 _RESTART_TIMEOUT = 1.0  # seconds to wait for a server where nobody listens
@@ -37,9 +36,8 @@ class LiveReader:
         self.timeout = timeout
         self._lock = threading.Lock()
         self._ids = itertools.count(1)
-        self._context: zmq.Context[Any] = zmq.Context()
         client = wire.Client(secrets.token_bytes(16), socket.gethostname(), os.getpid())
-        self._channel = Channel(address, self._context, wire.hello("viewer", client))
+        self._channel = Channel(address, wire.hello("viewer", client))
         try:
             self._connect(timeout)
         except BaseException:
@@ -66,15 +64,14 @@ class LiveReader:
         """Close the connection."""
         if self._channel.state is ConnectionState.OPEN:
             self._channel.send(wire.message(wire.GOODBYE, wire.Goodbye()))
-        self._channel.close(linger=100)
-        self._context.destroy(linger=100)
+        self._channel.end(linger=100)
 
-    def overview(self) -> questions.Overview:
+    def overview(self) -> Overview:
         """Return the clients, names and counts of the session."""
-        return self._ask(questions.Overview, questions.OVERVIEW)
+        return self._ask(Overview, "overview")
 
     def names(self) -> list[str]:
-        return list(self._ask(questions.RecordList, questions.NAMES).names)
+        return list(self._ask(RecordList, "names").names)
 
     def records(
         self,
@@ -85,21 +82,21 @@ class LiveReader:
         kind: Kind | None = None,
         last: int | None = None,
     ) -> list[Record]:
-        wanted = msgspec.structs.asdict(questions.Heads(name, step, rank, kind, last))
-        return list(self._ask(questions.RecordList, questions.HEADS, **wanted).records)
+        wanted = msgspec.structs.asdict(Heads(name, step, rank, kind, last))
+        return list(self._ask(RecordList, "heads", **wanted).records)
 
-    def since(self, cursor: int, limit: int = 1 << 14) -> tuple[int, list[Record]]:
+    def since(self, cursor: int) -> tuple[int, list[Record]]:
         """Return the next cursor and the records after this one (0 at first), without values."""
-        found = self._ask(questions.RecordList, questions.SINCE, cursor=cursor, limit=limit)
+        found = self._ask(RecordList, "since", cursor=cursor)
         return found.cursor, list(found.records)
 
-    def tensor_steps(self, cursor: int) -> questions.TensorStepsList:
+    def tensor_steps(self, cursor: int) -> TensorStepsList:
         """Return which whole tensors arrived after a cursor (0 at first)."""
-        return self._ask(questions.TensorStepsList, questions.TENSOR_STEPS, cursor=cursor)
+        return self._ask(TensorStepsList, "tensor_steps", cursor=cursor)
 
     def load(self, record: Record) -> Record:
         key = {"name": record.name, "seq": record.seq, "time_ns": record.time_ns}
-        body = self._query(questions.LOAD, rank=record.rank, **key)
+        body = self._query("load", rank=record.rank, **key)
         return wire.decode_records(body, [])[0]
 
     def _ask(self, answer: type[Answer], what: str, **arguments: Any) -> Answer:

@@ -20,12 +20,9 @@ from tensortap.core.buffers import PAGE, POPULATE_WRITE, can_share, libc
 from tensortap.core.history import History
 from tensortap.core.limits import has_room
 
-_LEAST, _MOST = 64 << 10, 2 << 20  # bytes of a payload; NumPy uses huge pages for large ones
 _PIECE = 8 << 20  # bytes that are mapped at once
 _TOUCH = 256 << 10  # bytes that are touched at once: others wait for the memory map meanwhile
 _READY = 4  # pieces
-_ROOM = 4 * _READY * _PIECE  # bytes that a history can still grow, else nothing is touched
-_LAG = 0.02  # seconds after which pieces are replaced: what arrives together goes first
 
 
 class TouchedPiece:
@@ -83,7 +80,7 @@ class Reserve:
             # a full history gives memory back, which the allocator uses again
             self._current = None
             self._ready.clear()
-        elif _LEAST <= nbytes <= _MOST:
+        elif 64 << 10 <= nbytes <= 2 << 20:  # NumPy uses huge pages for larger ones
             found = self._current.take(nbytes) if self._current is not None else None
             if found is None:
                 self._wanted.set()
@@ -92,7 +89,7 @@ class Reserve:
         return np.empty(nbytes, np.uint8) if found is None else found
 
     def _grows(self) -> bool:
-        return self._history.nbytes + _ROOM < self._history.bound
+        return self._history.nbytes + 4 * _READY * _PIECE < self._history.bound
 
     def _run(self) -> None:
         try:
@@ -101,7 +98,7 @@ class Reserve:
                 while len(self._ready) < _READY and self._grows() and has_room(_PIECE):
                     self._ready.append(TouchedPiece())
                 self._wanted.wait()
-                time.sleep(_LAG)
+                time.sleep(0.02)  # what arrives together goes first
         except MemoryError:
             pass
         self._ready.clear()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
+import fnmatch
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,10 +18,10 @@ import zmq
 
 from tensortap._version import __version__
 from tensortap.capture.sink import Wake
-from tensortap.core.columns import merged
 from tensortap.core.errors import Refused, TensortapError, WireError
+from tensortap.core.files import plain
 from tensortap.core.history import History
-from tensortap.core.record import Record
+from tensortap.core.limits import shortage
 from tensortap.live import keys
 from tensortap.live import messages as wire
 from tensortap.live.address import Address
@@ -29,7 +31,6 @@ from tensortap.live.handshake import (
     PendingSockets,
     answer_zap,
     bind_router,
-    bind_zap,
     read_nonce,
     source_fd,
 )
@@ -45,7 +46,8 @@ Answer = Callable[["Server", str, dict[str, Any]], bytes]
 class Server:
     """Listens on an address and writes what clients send into its history.
 
-    `rejected` counts rejected clients, messages and batches by reason.
+    `rejected` counts rejected clients, messages and batches by reason. `accept` is a pattern of
+    the paths of programs that may send.
     """
 
     def __init__(
@@ -55,24 +57,26 @@ class Server:
         key: bytes,
         *,
         answer: Answer | None = None,
-        keep: Callable[[list[Record]], None] | None = None,
+        accept: str | None = None,
     ) -> None:
         self.history = history
         self.started = time.time()
         self.clients: dict[bytes, ClientState] = {}  # by the id of the program
         self.rejected: collections.Counter[str] = collections.Counter()
         self.key = key
+        self.accept = accept
+        self._warned = False
         self._client_key, _ = keys.curve_pair(key, "client")
         self._pending = PendingSockets(self.rejected)
-        self._keep = keep
         self._reserve = Reserve(history)
         self._connections: dict[bytes, Connection] = {}  # by ZeroMQ's routing id
         self._by_fd: dict[int, Connection] = {}
         self._disconnected: list[Connection] = []
         self._closing = False
+        if lacking := shortage():
+            raise TensortapError(f"cannot listen on {address}: {lacking}")
         self._context: zmq.Context[Any] = zmq.Context()
-        self._zap = bind_zap(self._context)
-        self._router, self._monitor = bind_router(self._context, address, key)
+        self._router, self._monitor, self._zap = bind_router(self._context, address, key)
         port = self._router.get_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1]
         self.address = Address(address.host, int(port))
         self._wake = Wake()
@@ -115,9 +119,12 @@ class Server:
                     self._read_monitor()
                 if self._wake.fileno() in ready:
                     self._wake.clear()
-                    self._send_replies()
+                    while self._replies:
+                        self._send(*self._replies.popleft())
                 self._acknowledge()
-                self._tidy()
+                if self._pending:
+                    self._read_monitor()  # first: a descriptor may be another connection's by now
+                    self._pending.close_expired()
             goodbye = wire.message(wire.GOODBYE, wire.Goodbye())
             for route in list(self._connections):
                 self._send(route, goodbye)
@@ -193,16 +200,12 @@ class Server:
         """Write the records of a batch into the history; return how many there were."""
         batch = assembly.batch
         if batch.columns:
-            block = wire.decode_columns(batch.columns, batch.rows, assembly.body)
-            if self._keep is None:
-                self.history.write_columns(block)
-                return batch.rows
-            records = merged(block)
-        else:
-            records = wire.decode_records(assembly.body, assembly.payloads)
+            self.history.write_columns(
+                wire.decode_columns(batch.columns, batch.rows, assembly.body)
+            )
+            return batch.rows
+        records = wire.decode_records(assembly.body, assembly.payloads)
         self.history.write(records)
-        if self._keep is not None:
-            self._keep(records)
         return len(records)
 
     def _acknowledge(self) -> None:
@@ -211,24 +214,25 @@ class Server:
             if ack is not None:
                 self._send(connection.route, wire.message(wire.ACK, ack))
 
-    def _send_replies(self) -> None:
-        while self._replies:
-            self._send(*self._replies.popleft())
-
     def _reply(self, route: bytes, query: wire.Query, answer: Answer) -> None:
-        frames = _frames_of_reply(query, lambda: answer(self, query.what, query.arguments))
-        self._replies.extend((route, each) for each in frames)
+        """Answer the question of a viewer, in a thread of its own."""
+        body, error = b"", ""
+        try:
+            body = answer(self, query.what, query.arguments)
+        except TensortapError as problem:
+            error = str(problem)
+        except Exception as problem:
+            log.exception("tensortap: failed to answer a viewer")
+            error = repr(problem)
+        reply = wire.message(wire.REPLY, wire.Reply(query.id, error[:10_000], len(body)))
+        chunks = wire.chunks(query.id, wire.BODY, memoryview(body))
+        self._replies.extend((route, frames) for frames in (reply, *chunks))
         self._wake.set()
 
     def _send(self, route: bytes, frames: list[Any]) -> None:
         # a client that has disconnected is removed when the monitor reports it
         with contextlib.suppress(zmq.ZMQError):
             self._router.send_multipart([route, *frames])
-
-    def _tidy(self) -> None:
-        if self._pending:
-            self._read_monitor()  # first: a descriptor may be another connection's by now
-            self._pending.close_expired()
 
     # -- connections ---------------------------------------------------------------------
 
@@ -243,6 +247,8 @@ class Server:
             raise Refused(version_mismatch(hello.protocol, hello.version))
         if hello.role not in ("source", "viewer"):
             raise WireError("a hello without a role")
+        if hello.role == "source":
+            self._check_program(hello.client)
         self._pending.done(fd)
         client = self.clients.get(hello.client.id) or ClientState(hello.client, hello.role)
         if client.connection is not None:
@@ -260,6 +266,21 @@ class Server:
             self._by_fd[fd] = connection
         welcome = wire.Welcome(connection.credit, self.history.bound, nonce)
         self._send(route, wire.message(wire.WELCOME, welcome))
+
+    def _check_program(self, info: wire.Client) -> None:
+        """Raise Refused if a program may not send here; warn if two different ones do."""
+        program, accept = info.program, self.accept
+        if accept and not any(fnmatch.fnmatchcase(program, p) for p in (accept, f"*/{accept}")):
+            self.rejected["not accepted"] += 1
+            raise Refused(f"it accepts only {accept!r}, and this is {program}")
+        others = {c.info.program for c in self.clients.values() if c.role == "source"} - {program}
+        if others and not self._warned:
+            self._warned = True
+            log.warning(
+                "tensortap: %s sends to this session as well as %s: values of the same name mix; "
+                "tap.serve(accept='%s') takes one program, TENSORTAP_PORT gives each a session",
+                plain(program, 300), plain(min(others), 300), plain(os.path.basename(program)),
+            )  # fmt: skip
 
     def _read_monitor(self) -> None:
         for fd in self._pending.read(self._monitor):
@@ -300,17 +321,3 @@ class Server:
         connection.close()
         if connection.client.role == "viewer":
             self.clients.pop(connection.client.info.id, None)
-
-
-def _frames_of_reply(query: wire.Query, answer: Callable[[], bytes]) -> Iterator[list[Any]]:
-    """Yield the messages of the answer to a viewer's question."""
-    body, error = b"", ""
-    try:
-        body = answer()
-    except TensortapError as problem:
-        error = str(problem)
-    except Exception as problem:
-        log.exception("tensortap: failed to answer a viewer")
-        error = repr(problem)
-    yield [*wire.message(wire.REPLY, wire.Reply(query.id, error[:10_000], len(body)))]
-    yield from wire.chunks(query.id, wire.BODY, memoryview(body))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
+import secrets
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
-
-import zmq
-import zmq.utils.garbage  # now: what ends first at exit is what was imported last
 
 from tensortap.capture.fast import RecordBlock
 from tensortap.capture.ledger import ERROR, TOO_LARGE, Entry, Ledger, single
@@ -19,18 +18,109 @@ from tensortap.capture.queue import columns_of, entries_of
 from tensortap.capture.sink import Sink, Wake
 from tensortap.capture.ticket import settle
 from tensortap.core import ranks
-from tensortap.core.buffers import Lease, Pool, view_of
+from tensortap.core.buffers import Lease, Pool, Segment, view_of
 from tensortap.core.columns import Column
 from tensortap.core.limits import format_size
 from tensortap.live import messages as wire
 from tensortap.live.address import Address
-from tensortap.live.arena import Lender
 from tensortap.live.channel import NO_KEY, Channel, ConnectionState
 from tensortap.values.protocol import SMALL
 
 log = logging.getLogger("tensortap")
 
 _MOST_BLOCKS = 32 << 10  # of a batch; the header names each, in at most 28 bytes
+
+
+class Lender:
+    """Lends blocks of the arena to one server, until it has acknowledged their batch."""
+
+    def __init__(self, pool: Pool, *, wanted: bool) -> None:
+        self.active = False  # whether the server can read our memory
+        self.pool = pool
+        self._wanted = wanted and pool.shared
+        self._nonce = secrets.token_bytes(16)
+        self._nonce_segment: Segment | None = None
+        self._offered: set[int] = set()  # numbers of the segments that the server knows
+
+    def introduce(self) -> wire.Arena | None:
+        """Return a segment with a nonce that only a server on this host can read."""
+        if self._wanted and self._nonce_segment is None:
+            with contextlib.suppress(OSError):
+                segment = Segment(0, 4096, shared=True)
+                segment.memory[: len(self._nonce)] = self._nonce
+                self._nonce_segment = segment
+        if self._nonce_segment is None:
+            return None
+        return wire.Arena(os.getpid(), self._nonce_segment.fd)
+
+    def open(self, nonce: bytes | None) -> None:
+        """Begin a connection with a server that has read this nonce."""
+        self.active = nonce == self._nonce
+        self._offered.clear()
+        if self.active:
+            self.pool.prepare()
+
+    def in_place(self, block: Any, wait: Callable[[], bool]) -> Any:
+        """Return the block with its bytes complete, in the arena if it gets room.
+
+        `wait` waits until the server has returned blocks; it returns False if there is no hope.
+        """
+        view: memoryview = block.view
+        if not self.active or (isinstance(block, Lease) and block.segment.number):
+            return block
+        copy = self._copy(view)
+        if copy is None and self.pool.extend(view.nbytes):
+            copy = self._copy(view)
+        if copy is None and view.nbytes <= self.pool.nbytes:
+            # encryption would take far longer, and new snapshots must not take all that returns
+            self.pool.arena_is_wanted = True
+            try:
+                while copy is None and wait():
+                    copy = self._copy(view)
+            finally:
+                self.pool.arena_is_wanted = False
+        return block if copy is None else copy
+
+    def place_body(self, body: bytes) -> bytes | Lease:
+        """Return the body of a batch in the arena, unless it is small: sockets encrypt it.
+
+        Blocks of the arena have whole pages.
+        """
+        return (len(body) >= 4096 and self._copy(memoryview(body))) or body
+
+    def place_block(self, block: RecordBlock) -> memoryview | Lease:
+        """Return rows and payloads of a block, in the arena unless they are few."""
+        nbytes = block.nbytes
+        shared = self.active and nbytes >= 4096
+        lease = self.pool.acquire_shared(nbytes) if shared else None
+        body = memoryview(bytearray(nbytes)) if lease is None else lease.writable
+        block.move(body)
+        return body if lease is None else lease
+
+    def _copy(self, view: memoryview) -> Lease | None:
+        lease = self.pool.acquire_shared(view.nbytes) if self.active else None
+        if lease is not None:
+            if view.readonly:
+                lease.writable[:] = view
+            else:  # releases the GIL
+                source = ctypes.addressof(ctypes.c_char.from_buffer(view))
+                ctypes.memmove(lease.address, source, view.nbytes)
+        return lease
+
+    def lend(self, block: Any, offers: list[wire.SegmentOffer]) -> wire.External:
+        """Return where the server finds a block; segment 0 if its bytes have to be sent."""
+        segment = block.segment if self.active and isinstance(block, Lease) else None
+        if segment is None or segment.fd < 0:
+            return wire.External(0, 0, block.nbytes)
+        if segment.number not in self._offered:
+            self._offered.add(segment.number)
+            offers.append(wire.SegmentOffer(segment.number, segment.fd, segment.nbytes))
+        return wire.External(segment.number, block.offset, block.nbytes)
+
+    def abandon(self) -> None:
+        """Never write again into memory that a server which was given up may still read."""
+        if self.active:
+            self.pool.renew()
 
 
 class Flight(NamedTuple):
@@ -65,7 +155,6 @@ class LiveSink(Sink):
         self.arena = Lender(pool, wanted=arena)
         self.id = os.urandom(16)
         self._key = key
-        self._context: zmq.Context[Any] | None = None
         self._channel: Channel | None = None
         self._state = ConnectionState.SEEKING
         self._credit = 0
@@ -124,13 +213,15 @@ class LiveSink(Sink):
         if not self.address.port:
             wake.wait(timeout)
             return
-        channel = self._channel or self._start()
+        if self._channel is None:
+            self._channel = Channel(self.address, self._hello(), self._key)
+        channel = self._channel
         self._receive(channel, timeout, wake.fileno())
         wake.clear()
         if channel.state is not self._state:
             self._change_state(channel)
         self._report_state()
-        self.arena.tidy()
+        self.arena.pool.tidy()
         # unsent records wait 30 s for a server that went away
         if self._lost_at is not None and time.monotonic() - self._lost_at > 30:
             self._lost_at = None
@@ -152,24 +243,14 @@ class LiveSink(Sink):
             if channel.state is ConnectionState.OPEN:
                 self._report_dropped(channel)
                 channel.send(wire.message(wire.GOODBYE, wire.Goodbye()))
-            channel.close(linger=500)
-        if self._context is not None:
-            # not term(): it would wait for the server, and the program wants to end
-            with contextlib.suppress(zmq.ZMQError):
-                self._context.destroy(linger=500)
+            channel.end(linger=500)
 
     # -- the connection -------------------------------------------------------------------
 
-    def _start(self) -> Channel:
-        self._context = zmq.Context()
-        self._channel = Channel(self.address, self._context, self._hello(), self._key)
-        return self._channel
-
     def _hello(self) -> wire.Hello:
         rank, world_size = ranks.rank_and_world_size()
-        program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
         host = os.uname().nodename
-        client = wire.Client(self.id, host, os.getpid(), rank, world_size, program)
+        client = wire.Client(self.id, host, os.getpid(), rank, world_size, _program())
         return wire.hello("source", client, self.arena.introduce())
 
     def _report_state(self) -> None:
@@ -322,3 +403,12 @@ class LiveSink(Sink):
         self._number += 1
         header = wire.Batch(self._number, 1, 0, dropped=self.ledger.reasons())
         channel.send([*wire.message(wire.RECORDS, header), b"\x90"])
+
+
+def _program() -> str:
+    """Return the path of the program, by which a session accepts it."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None) or next(iter(sys.argv), "")
+    try:
+        return os.path.abspath(script or "python")  # as if in the working folder
+    except OSError:  # which was deleted
+        return str(script)

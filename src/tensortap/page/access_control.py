@@ -13,7 +13,6 @@ headers; their addresses are signed.
 
 from __future__ import annotations
 
-import collections
 import hashlib
 import hmac
 import ipaddress
@@ -31,8 +30,6 @@ from tensortap.live.address import Address
 
 KEY_HEADER = "x-tensortap-key"
 SUBPROTOCOL = "tensortap"
-_MAX_TOKENS = 64  # of those that were never used, the oldest expire
-_PUBLIC = ("/enter.js",)  # needed before the cookie is set
 _SIGNATURE = "&signature="
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
@@ -64,7 +61,7 @@ class AccessControl:
         # a name that servers on other ports cannot guess, and so cannot overwrite
         self.cookie = f"tensortap_{port}_{secrets.token_hex(8)}"
         self._cookie_value, self._key = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-        self._tokens: collections.OrderedDict[str, None] = collections.OrderedDict()
+        self._tokens: dict[str, None] = {}  # the oldest first
         self._is_remote = not Address(host, port).loopback
         self._names = {"localhost", host.lower(), *(name.lower() for name in names)}
         if self._is_remote:
@@ -75,8 +72,8 @@ class AccessControl:
         """Return a token that opens the page once."""
         token = secrets.token_urlsafe(24)
         self._tokens[token] = None
-        while len(self._tokens) > _MAX_TOKENS:
-            self._tokens.popitem(last=False)
+        if len(self._tokens) > 64:  # of those that were never used, the oldest expires
+            del self._tokens[next(iter(self._tokens))]
         return token
 
     def is_unused(self, token: str) -> bool:
@@ -101,22 +98,14 @@ class AccessControl:
         # an address cannot be rebound, only a name
         return address.is_loopback or self._is_remote or host in self._names
 
-    def accepts_origin(self, origin: str | None, host: str) -> bool:
-        """Return whether a request comes from this page, or from no page at all."""
-        if origin is None:
-            return True
-        parts = urlsplit(origin)
-        return parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower()
-
-    def accepts_cookie(self, cookie: str | None) -> bool:
-        """Return whether the cookies of a request contain ours."""
+    def _accepts_cookie(self, cookie: str | None) -> bool:
         try:
             ours = SimpleCookie(cookie or "").get(self.cookie)
         except CookieError:
             return False
         return ours is not None and _equal(ours.value, self._cookie_value)
 
-    def accepts_key(self, scope: Any, headers: Headers) -> bool:
+    def _accepts_key(self, scope: Any, headers: Headers) -> bool:
         """Return whether a request has the key, or an address that the server has signed."""
         if scope["type"] == "websocket":
             return any(_equal(each, self._key) for each in scope["subprotocols"])
@@ -137,10 +126,9 @@ class AccessControl:
     def _exchange(self, token: str) -> Response | None:
         """Return a page that keeps the key and opens the page; None if the token is not valid."""
         # the tokens are random and compared by hash: time tells nothing about them
-        try:
-            del self._tokens[token]
-        except KeyError:
+        if token not in self._tokens:
             return None
+        del self._tokens[token]
         # no redirect: one that began on another site, or in a file, lacks a strict cookie
         response = HTMLResponse(_ENTER.format(key=self._key))
         response.set_cookie(
@@ -153,12 +141,14 @@ class AccessControl:
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self.accepts_host(hosts[0]):
             return PlainTextResponse("This server does not answer under that host name.", 421)
-        if not self.accepts_origin(headers.get("origin"), hosts[0]):
+        # pages of other sites have their own origin; a request outside of any page has none
+        origin = urlsplit(headers.get("origin", f"http://{hosts[0]}"))
+        if origin.scheme not in ("http", "https") or origin.netloc.lower() != hosts[0].lower():
             return PlainTextResponse("Requests from other sites are rejected.", 403)
         path, is_page = scope["path"], scope["type"] == "http" and scope["method"] == "GET"
-        if is_page and path in _PUBLIC:
+        if is_page and path == "/enter.js":  # needed before the cookie is set
             return None
-        has_cookie = self.accepts_cookie(headers.get("cookie"))
+        has_cookie = self._accepts_cookie(headers.get("cookie"))
         tokens = parse_qs(scope["query_string"].decode("latin-1")).get("token")
         if is_page and path == "/" and tokens:
             response = self._exchange(tokens[0])
@@ -167,7 +157,7 @@ class AccessControl:
             return response or PlainTextResponse(f"Not a valid token. {_UNAUTHORIZED}", 401)
         # the files of the page are the same for everybody
         is_data = scope["type"] == "websocket" or path.startswith("/api/")
-        if has_cookie and (not is_data or self.accepts_key(scope, headers)):
+        if has_cookie and (not is_data or self._accepts_key(scope, headers)):
             return None
         return PlainTextResponse(_UNAUTHORIZED, 401)
 

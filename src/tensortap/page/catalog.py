@@ -1,17 +1,276 @@
-"""The catalog of a page: the runs of folders, and any number of live sessions."""
+"""The catalog of a page: runs on disk and live sessions, opened when they are first needed.
+
+An entry has a `version` that increases with new records. Browsers cache responses by it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import threading
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tensortap.core.errors import NotFound
+import numpy as np
+
+from tensortap.api.run_alerts import AlertFinder, alert_finders, run_alerts
+from tensortap.core.errors import NotFound, TensortapError
+from tensortap.core.record import Kind
+from tensortap.live import answers
+from tensortap.live.address import Address, parse_address
+from tensortap.live.answers import Overview, TensorStepsList
+from tensortap.live.reader import open_live
 from tensortap.live.server import Server
-from tensortap.page.catalog_entries import CatalogEntry, RunEntry, SessionEntry
 from tensortap.runs import layout
+from tensortap.runs.arrow import numbers
+from tensortap.runs.reader import Reader
+from tensortap.runs.rows import NO_VALUE
+from tensortap.runs.run_reader import RunReader
+from tensortap.table.columns import has_tag
+from tensortap.table.table import Table, table_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from tensortap.alerts import Alert
 
 _MAX_OPEN = 8  # entries that stay open
+Signature = tuple[tuple[str, int, int], ...]
+StepsOfTensors = dict[tuple[str, str], set[int]]
+
+
+class RunEntry:
+    """A run on disk, followed while it is being written."""
+
+    what = "run"
+
+    def __init__(self, path: Path) -> None:
+        self.id = self.title = path.name
+        self.path = path
+        self.where = str(path)
+        self.version = 0
+        self._signature: Signature = ()
+        self._lock = threading.RLock()
+        # held by what takes long the first time, so that figures do not wait for it
+        self._slow = threading.Lock()
+        self.close()
+
+    def close(self) -> None:
+        """Forget what was read."""
+        with self._lock:
+            self._reader: RunReader | None = None
+            self._table: Table | None = None
+            self._finders: list[AlertFinder] | None = None
+            # whole tensors of the table, and how many of its rows were searched for them
+            self._kept: tuple[Table, StepsOfTensors, int] | None = None
+
+    @property
+    def state(self) -> str:
+        """One of: open, ended, truncated, unreadable, deleted."""
+        if self.deleted:
+            return "deleted"
+        try:
+            info = layout.read_info(self.path) if self._reader is None else self._reader.info
+        except TensortapError:
+            return "unreadable"
+        if info.ended is not None:
+            return "ended"
+        # a tail that was written to within the last minute may be incomplete for a moment
+        newest = max((mtime for _, _, mtime in self._signature), default=0)
+        is_idle = time.time() - newest / 1e9 > 60
+        truncated = self._reader is not None and self._reader.truncated
+        return "truncated" if truncated and is_idle else "open"
+
+    @property
+    def deleted(self) -> bool:
+        """Return whether its files are gone; what was read before stays visible."""
+        return not (self.path / layout.RUN_FILE).is_file()
+
+    def reader(self) -> RunReader:
+        with self._lock:
+            if self._reader is None:
+                self._signature = _signature(self.path)
+                self._reader = RunReader(self.path)
+                self.version += 1
+            return self._reader
+
+    def table(self) -> Table:
+        with self._lock:
+            if self._table is None:
+                self._table = table_of(self.reader())
+            return self._table
+
+    def alerts(self) -> list[Alert]:
+        """Return the alerts that training raised, and those that rooms find, by step."""
+        with self._slow:
+            with self._lock:
+                table, reader = self.table(), self.reader()
+                self._finders = finders = self._finders or alert_finders(table)
+            return run_alerts(table, reader, finders)
+
+    def tensor_steps(self) -> StepsOfTensors:
+        """Return which tensors were kept whole: name and kind → steps. Reads a row only once."""
+        with self._slow:
+            table = self.table()
+            known, found, examined = self._kept or (table, {}, 0)
+            if known is not table:
+                found, examined = {}, 0
+            with table.lock:
+                chunks = table.read(["value", "payloads", "tags"], examined)
+            for cells in chunks:  # without the lock: rows that have been reported do not change
+                for row in (examined + _tensor_rows(table, examined, cells)).tolist():
+                    name, kind = table.names[table.name[row]], table.kinds[table.kind[row]]
+                    if kind != Kind.ALERT.value:
+                        found.setdefault((name, kind), set()).add(int(table.step[row]))
+                examined += cells.num_rows
+            self._kept = table, found, examined
+            return {key: set(steps) for key, steps in found.items()}
+
+    def refresh(self) -> bool:
+        """Read what is new; return whether anything is."""
+        with self._lock:
+            signature = _signature(self.path)
+            if self._reader is None or signature == self._signature:
+                return False
+            self._signature = signature
+            try:
+                if not self.deleted:
+                    if layout.read_info(self.path).id != self._reader.info.id:
+                        self.close()  # another run has taken its place
+                    else:
+                        (self._table or self._reader).refresh()
+            except (TensortapError, OSError):
+                if not self.deleted:
+                    raise
+            self.version += 1
+            return True
+
+
+def _tensor_rows(table: Table, start: int, cells: pa.Table) -> NDArray[np.intp]:
+    """Return which of these rows hold a whole tensor, not only its statistics."""
+    import pyarrow.compute as pc
+
+    dtype = table.dtype[start : start + cells.num_rows]
+    has_value = numbers(pc.binary_length(cells.column("value"))) > len(NO_VALUE)
+    has_payload = numbers(pc.list_value_length(cells.column("payloads"))) > 0
+    has_dtype = np.array([bool(dtype) for dtype in table.dtypes], np.bool_)[dtype]
+    return np.flatnonzero((has_value & has_dtype) | has_payload | has_tag(cells, "file"))
+
+
+def _signature(run: Path) -> Signature:
+    """Return path, size and time of the files of a run, which tell whether it has changed."""
+    signature = []
+    for path in (layout.RUN_FILE, *sorted(glob.iglob("records/*/*", root_dir=run))):
+        with contextlib.suppress(OSError):  # it is being deleted
+            stat = (run / path).stat()
+            signature.append((path, stat.st_size, stat.st_mtime_ns))
+    return tuple(signature)
+
+
+class SessionEntry:
+    """A live session: of this process (`server`), or at an address."""
+
+    what = "live"
+
+    def __init__(self, address: str, server: Server | None = None) -> None:
+        self.id = self.where = address
+        self.title = f"live {address}"
+        self.server = server
+        self.version = 1
+        self._reader: Any = None
+        self._table: Table | None = None
+        self._closed = False
+        self._retry_at = 0.0
+        self._steps: StepsOfTensors = {}
+        self._cursor = 0
+        self._valid_for: tuple[float, int] | None = None  # start of the session, evicted records
+        self._steps_lock = threading.Lock()
+        self._lock = threading.RLock()
+
+    @property
+    def state(self) -> str:
+        alive = self.server is None or self.server.alive
+        return "live" if alive and not self._closed else "closed"
+
+    def reader(self) -> Reader:
+        with self._lock:
+            if self._reader is None:
+                self._reader = self.server.history if self.server else open_live(self.where, 3.0)
+            reader: Reader = self._reader
+            return reader
+
+    def overview(self) -> Overview:
+        """Return the clients, names and counts of the session."""
+        if self.server is not None:
+            return answers.overview(self.server)
+        overview: Overview = self.reader().overview()  # type: ignore[attr-defined]
+        return overview
+
+    def _new_tensor_steps(self, cursor: int) -> TensorStepsList:
+        if self.server is not None:
+            return answers.tensor_steps(self.server, cursor)
+        steps: TensorStepsList = self.reader().tensor_steps(cursor)  # type: ignore[attr-defined]
+        return steps
+
+    def table(self) -> Table:
+        with self._lock:
+            if self._table is None:
+                self._table = table_of(self.reader())
+            return self._table
+
+    def alerts(self) -> list[Alert]:
+        """Return the alerts of training and of the session, which compares ranks by itself."""
+        return self.table().alerts()
+
+    def tensor_steps(self) -> StepsOfTensors:
+        """Return which tensors the session holds: name and kind → steps.
+
+        The session reports new ones; after evictions it is asked for all of them.
+        """
+        with self._steps_lock:
+            answer = self._new_tensor_steps(self._cursor)
+            if (answer.started, answer.evicted) != self._valid_for:
+                self._steps = {}
+                answer = self._new_tensor_steps(0) if self._cursor else answer
+                self._valid_for = answer.started, answer.evicted
+            self._cursor = answer.cursor
+            for row in answer.rows:
+                self._steps.setdefault((row.name, row.kind), set()).update(row.steps)
+            return {key: set(steps) for key, steps in self._steps.items()}
+
+    def refresh(self) -> bool:
+        """Read what is new; return whether anything is."""
+        was_closed = self._closed
+        if was_closed and time.monotonic() < self._retry_at:
+            return False
+        self._retry_at = time.monotonic() + 5.0
+        try:
+            if was_closed:  # another session may listen there; until then the old one is shown
+                self._table = table_of(self.reader())
+            changed = self.table().refresh()
+            self._closed = False
+        except TensortapError:
+            changed, self._closed = False, True
+        changed |= self._closed != was_closed
+        self.version += changed
+        return changed
+
+    def close(self) -> None:
+        with self._lock:
+            if self._reader is not None and self.server is None:
+                self._reader.close()
+            self._reader = self._table = None
+
+
+CatalogEntry = RunEntry | SessionEntry
+
+
+def describe_entry(entry: CatalogEntry) -> dict[str, Any]:
+    """Return what the list of runs shows of an entry."""
+    keys = ("id", "title", "what", "where", "state", "version")
+    return {key: getattr(entry, key) for key in keys}
 
 
 class Catalog:
@@ -31,21 +290,16 @@ class Catalog:
         what = getattr(what, "server", what)  # of a session of this process
         if isinstance(what, Server):
             return self._add_entry(SessionEntry(str(what.address), what))
-        reader = getattr(what, "reader", None)
-        path = getattr(reader, "path", None) or getattr(what, "path", None)
-        if path is not None:
-            return self._add_path(Path(path))
-        address = getattr(reader, "address", None) or getattr(what, "address", None)
-        if address is not None:
-            return self._add_entry(SessionEntry(str(address)))
+        what = getattr(what, "reader", what)
+        what = getattr(what, "path", getattr(what, "address", what))
+        if isinstance(what, Address):
+            return self._add_entry(SessionEntry(str(what)))
         if not isinstance(what, (str, Path)):
             raise TypeError(
                 f"run must be a run, a folder of runs or a live session, got {what!r:.80}"
             )
         if isinstance(what, Path) or Path(what).exists() or "/" in what:
             return self._add_path(Path(what))
-        from tensortap.live.address import parse_address
-
         if ":" not in what and "." not in what and what != "localhost":
             raise NotFound(f"no run or folder {what}; a live session is given as host:port")
         entry = SessionEntry(str(parse_address(what)))
@@ -85,9 +339,9 @@ class Catalog:
         new = [
             path
             for folder in list(self._folders)
-            for path in _subfolders(folder)
+            for file in sorted(glob.iglob(f"*/{layout.RUN_FILE}", root_dir=folder))
             # a link out of the folder is not followed
-            if str(path) not in known and path.resolve().parent == folder
+            if str(path := (folder / file).parent) not in known and path.resolve().parent == folder
         ]
         for path in new:
             self._add_entry(RunEntry(path))
@@ -122,11 +376,3 @@ class Catalog:
         """Close all entries."""
         for entry in self.entries():
             entry.close()
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    """Return the runs in a folder."""
-    try:
-        return [path for path in sorted(folder.iterdir()) if (path / layout.RUN_FILE).is_file()]
-    except OSError:
-        return []  # not there for now; runs that were opened report it themselves

@@ -16,7 +16,6 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_INLINE = 16  # elements of an array that stays a list
 
 
 def text(words: str, most: int = 200) -> str:
@@ -62,12 +61,12 @@ def some_names(names: Sequence[str]) -> str:
 
 
 def typed(values: NDArray[Any]) -> Any:
-    """Return an array for JSON: base 64 in plotly's form, or a list if it is short."""
+    """Return an array for JSON: base 64 in plotly's form, or a list of at most 16 elements."""
     values = np.asarray(values)
     if values.dtype == np.int64:
         fits = not values.size or (values.min() >= -(2**31) and values.max() < 2**31)
         values = values.astype(np.int32 if fits else np.float64)
-    if values.size <= _INLINE and values.ndim == 1:
+    if values.size <= 16 and values.ndim == 1:
         return [None if value != value else value for value in values.tolist()]
     data = base64.b64encode(np.ascontiguousarray(values).tobytes()).decode()
     encoded = {"dtype": f"{values.dtype.kind}{values.dtype.itemsize}", "bdata": data}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
 import threading
 import time
@@ -12,7 +11,6 @@ from typing import Any
 from tensortap.core.errors import NotFound, TensortapError
 
 _MAX_JOBS = 16
-_PROGRESS_INTERVAL = 0.1  # seconds
 
 Progress = Callable[[int, int], None]
 Report = Callable[[str, dict[str, Any]], None]
@@ -28,7 +26,6 @@ class Job:
     def __init__(self, id: str, report: Report) -> None:  # noqa: A002
         self.id = id
         self.cancelled = threading.Event()
-        self.done = threading.Event()
         self.state: dict[str, Any] = {"state": "running", "done": 0, "total": 0}
         self.result: Any = None
         self._report = report
@@ -39,7 +36,7 @@ class Job:
         if self.cancelled.is_set():
             raise JobCancelled("cancelled")
         now = time.monotonic()
-        if now - self._reported >= _PROGRESS_INTERVAL:
+        if now - self._reported >= 0.1:
             self._reported = now
             self._set(state="running", done=done, total=total)
 
@@ -59,8 +56,6 @@ class Job:
         except Exception as error:
             reason = f"internal error in tensortap: {type(error).__name__}: {error}"
             self._set(state="failed", error=reason)
-        finally:
-            self.done.set()
 
 
 class Jobs:
@@ -69,29 +64,26 @@ class Jobs:
     def __init__(self, report: Report) -> None:
         self._report = report
         self._ids = itertools.count(1)
-        self._jobs: collections.OrderedDict[str, Job] = collections.OrderedDict()
-        self._id_of: dict[object, str] = {}
+        self._jobs: dict[str, Job] = {}  # by key, the oldest first
         self._lock = threading.Lock()
 
-    def start(self, key: object, work: Callable[[Progress], Any]) -> Job:
+    def start(self, key: str, work: Callable[[Progress], Any]) -> Job:
         """Start a job, unless one with the same key is running or done."""
         with self._lock:
-            known = self._jobs.get(self._id_of.get(key, ""))
+            known = self._jobs.get(key)
             if known is not None and known.state["state"] in ("running", "done"):
                 return known
-            job = Job(f"job{next(self._ids)}", self._report)
-            self._jobs[job.id] = job
-            self._id_of[key] = job.id
-            while len(self._jobs) > _MAX_JOBS:
-                _, oldest = self._jobs.popitem(last=False)
-                oldest.cancelled.set()
+            self._jobs.pop(key, None)
+            job = self._jobs[key] = Job(f"job{next(self._ids)}", self._report)
+            if len(self._jobs) > _MAX_JOBS:
+                self._jobs.pop(next(iter(self._jobs))).cancelled.set()
         threading.Thread(target=job.run, args=[work], name="tensortap-job", daemon=True).start()
         return job
 
     def get(self, id: str) -> Job:  # noqa: A002
         """Return a job."""
         with self._lock:
-            job = self._jobs.get(id)
-        if job is None:
-            raise NotFound("this comparison is no longer in memory: start it again")
-        return job
+            for job in self._jobs.values():
+                if job.id == id:
+                    return job
+        raise NotFound("this comparison is no longer in memory: start it again")

@@ -20,16 +20,11 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from tensortap.core.errors import TensortapError
 from tensortap.core.rooms import offers
 from tensortap.page.access_control import SUBPROTOCOL
-from tensortap.page.catalog import Catalog
-from tensortap.page.catalog_entries import CatalogEntry, describe_entry
+from tensortap.page.catalog import Catalog, CatalogEntry, describe_entry
 from tensortap.page.responses import encode_json
 from tensortap.table.table import Table
 
 log = logging.getLogger("tensortap")
-
-INTERVAL = 0.25  # seconds between two refreshes
-_SCAN_EVERY = 8  # refreshes between two searches for new runs
-_MAX_POINTS = 2000  # if more points are new, the browser requests the whole curve
 
 
 class BrowserMessage(msgspec.Struct):
@@ -39,9 +34,6 @@ class BrowserMessage(msgspec.Struct):
     version: int = 0
     step: int = -1
     seen: int = 0
-
-
-_decoder = msgspec.json.Decoder(BrowserMessage)
 
 
 class Subscriber:
@@ -68,11 +60,6 @@ class Subscriber:
         self.seen = max(self.seen, min(message.seen, self.sent))
         self.wake.set()
 
-    def is_due(self) -> bool:
-        """Return whether there is news, and the last message has been confirmed."""
-        news = self.changed or self.catalog_changed or self.jobs
-        return bool(news) and self.seen >= self.sent
-
 
 class Push:
     """All browsers, and the task that refreshes the entries that they show."""
@@ -94,7 +81,6 @@ class Push:
         tasks = [asyncio.create_task(loop(subscriber)) for loop in loops]
         if self._watcher is None or self._watcher.done():
             self._watcher = asyncio.create_task(self._watch())
-            self._watcher.add_done_callback(_log_failure)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -120,7 +106,8 @@ class Push:
     async def _receive_loop(self, subscriber: Subscriber) -> None:
         while True:
             try:
-                message = _decoder.decode(await subscriber.socket.receive_text())
+                text = await subscriber.socket.receive_text()
+                message = msgspec.json.decode(text, type=BrowserMessage)
             except (WebSocketDisconnect, msgspec.MsgspecError, KeyError):
                 return  # disconnected, or not our page
             subscriber.receive(message)
@@ -129,7 +116,8 @@ class Push:
         while True:
             await subscriber.wake.wait()
             subscriber.wake.clear()
-            if not subscriber.is_due():
+            is_news = subscriber.changed or subscriber.catalog_changed or subscriber.jobs
+            if not is_news or subscriber.seen < subscriber.sent:
                 continue
             changed, subscriber.changed = subscriber.changed, set()
             jobs, subscriber.jobs = subscriber.jobs, {}
@@ -159,12 +147,12 @@ class Push:
                 # one task per entry: a session that does not answer must not delay the others
                 if entry.id not in self._refreshing:
                     self._refreshing[entry.id] = asyncio.create_task(self._refresh(entry))
-            if rounds % _SCAN_EVERY == 0 and await run_in_threadpool(self._catalog.scan):
+            if rounds % 8 == 0 and await run_in_threadpool(self._catalog.scan):
                 for subscriber in self._subscribers:
                     subscriber.catalog_changed = True
                     subscriber.wake.set()
             rounds += 1
-            await asyncio.sleep(INTERVAL)
+            await asyncio.sleep(0.25)
 
     async def _refresh(self, entry: CatalogEntry) -> None:
         try:
@@ -205,7 +193,7 @@ def _table_news(entry: CatalogEntry, table: Table, subscriber: Subscriber) -> di
     steps = table.steps()
     new = steps[steps > subscriber.step]
     is_unknown = subscriber.step >= 0 and not (steps == subscriber.step).any()
-    reset = len(new) > _MAX_POINTS or is_unknown  # the browser must request everything again
+    reset = len(new) > 2000 or is_unknown  # the browser must request everything again
     points = {} if reset else _new_points(table, subscriber)
     if len(steps):
         subscriber.step = int(steps[-1])
@@ -229,8 +217,3 @@ def _new_points(table: Table, subscriber: Subscriber) -> dict[str, Any]:
             points[name] = [steps[new], finite]
             subscriber.sent_steps[name] = int(steps[-1])
     return points
-
-
-def _log_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.error("tensortap: the page no longer updates: %s", task.exception())

@@ -1,13 +1,10 @@
-"""Requests of the page, and JSON responses, cached as long as they are valid."""
+"""Requests of the page, and JSON responses, which browsers cache by their version."""
 
 from __future__ import annotations
 
-import collections
-import functools
 import logging
 import secrets
-import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -20,7 +17,7 @@ from starlette.routing import Route
 from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.patterns import TypedPattern
 from tensortap.core.record import Kind
-from tensortap.page.catalog_entries import CatalogEntry, RunEntry
+from tensortap.page.catalog import CatalogEntry, RunEntry
 from tensortap.page.encoding import typed
 
 if TYPE_CHECKING:
@@ -28,8 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tensortap")
 
-_CACHE_BYTES = 64 << 20
-_CACHEABLE_BYTES = 4 << 20
 _BOOT = secrets.token_hex(6)  # versions count from one again when the server restarts
 
 
@@ -99,108 +94,62 @@ class PageRequest:
             raise NotFound(f"no kind {self.text('kind')!r}; kinds are {kinds}") from None
 
 
-class ResponseCache:
-    """Response bodies by address and version; the least recently used are evicted."""
-
-    def __init__(self) -> None:
-        self._bodies: collections.OrderedDict[str, bytes] = collections.OrderedDict()
-        self._nbytes = 0
-        self._lock = threading.Lock()
-
-    def get(self, key: str) -> bytes | None:
-        with self._lock:
-            if key in self._bodies:
-                self._bodies.move_to_end(key)
-            return self._bodies.get(key)
-
-    def put(self, key: str, body: bytes) -> None:
-        if len(body) > _CACHEABLE_BYTES:
-            return
-        with self._lock:
-            self._nbytes += len(body) - len(self._bodies.pop(key, b""))
-            self._bodies[key] = body
-            while self._nbytes > _CACHE_BYTES:
-                _, oldest = self._bodies.popitem(last=False)
-                self._nbytes -= len(oldest)
-
-
-Endpoint = Callable[[Request], Awaitable[Response]]
-
-
-def endpoint(handler: Callable[[PageRequest], Response]) -> Endpoint:
-    """Return an endpoint that runs a handler in a thread, and reports its errors as JSON."""
-
-    async def run(request: Request) -> Response:
-        return await run_in_threadpool(_respond, handler, PageRequest(request))
-
-    return run
-
-
-def json_endpoint(handler: Callable[[PageRequest], Any], *, cached: bool = True) -> Endpoint:
-    """Return an endpoint that responds with JSON; if `cached`, with the version as its ETag."""
-
-    def respond(request: PageRequest) -> Response:
-        if not cached:
-            return _json_response(handler(request))
-        entries = request.entries()
-        for entry in entries:
-            entry.reader()  # an entry gets its version when it is opened
-        tag = f'"{_BOOT}-{"-".join(str(entry.version) for entry in entries)}"'
-        if request.http.headers.get("if-none-match") == tag:
-            return Response(status_code=304, headers={"etag": tag})
-        key = f"{request.http.url.path}?{request.http.url.query} {tag}"
-        body = request.context.cache.get(key)
-        if body is None:
-            body = encode_json(handler(request))
-            request.context.cache.put(key, body)
-        return Response(body, media_type="application/json", headers={"etag": tag})
-
-    return endpoint(respond)
-
-
-def _respond(handler: Callable[[PageRequest], Response], request: PageRequest) -> Response:
-    """Return the response of a handler, or an error with a message for people."""
-    try:
-        return handler(request)
-    except (TensortapError, OSError) as error:
-        if request.concerns_deleted_run():
-            return _error("the run was deleted while it was shown", 410)
-        if not isinstance(error, TensortapError):
-            return _error(f"the run cannot be read: {error}", 410)
-        return _error(str(error), 404 if isinstance(error, NotFound) else 422)
-    except ValueError as error:
-        return _error(str(error), 422)
-    except MemoryError:
-        return _error("not enough memory on the server", 413)
-    except Exception as error:
-        log.exception("tensortap: a request of the page failed")
-        return _error(f"internal error in tensortap: {type(error).__name__}: {error}", 500)
-
-
-def _error(message: str, status: int) -> Response:
-    return _json_response({"error": message}, status)
-
-
-def _json_response(value: Any, status: int = 200) -> Response:
-    return Response(encode_json(value), status, media_type="application/json")
-
-
 class PageRoute(NamedTuple):
     """A request of the page: its name below ``/api/``, and the function that answers it.
 
-    `handler` returns what becomes JSON, or with `raw` a response of its own.
+    `handler` returns a response, or what becomes JSON. If `cached`, the version of the runs is
+    the ETag of the response.
     """
 
     name: str
     handler: Callable[[PageRequest], Any]
     cached: bool = True
     method: str = "GET"
-    raw: bool = False
 
     def route(self) -> Route:
-        """Return the route of the application."""
-        answer = endpoint if self.raw else functools.partial(json_endpoint, cached=self.cached)
-        return Route(f"/api/{self.name}", answer(self.handler), methods=[self.method])
+        """Return the route of the application, which runs the handler in a thread."""
+
+        async def run(request: Request) -> Response:
+            return await run_in_threadpool(self._respond, PageRequest(request))
+
+        return Route(f"/api/{self.name}", run, methods=[self.method])
+
+    def _respond(self, request: PageRequest) -> Response:
+        """Return the response of the handler, or an error with a message for people."""
+        try:
+            return self._response(request)
+        except (TensortapError, OSError) as error:
+            if request.concerns_deleted_run():
+                return _error("the run was deleted while it was shown", 410)
+            if not isinstance(error, TensortapError):
+                return _error(f"the run cannot be read: {error}", 410)
+            return _error(str(error), 404 if isinstance(error, NotFound) else 422)
+        except ValueError as error:
+            return _error(str(error), 422)
+        except MemoryError:
+            return _error("not enough memory on the server", 413)
+        except Exception as error:
+            log.exception("tensortap: a request of the page failed")
+            return _error(f"internal error in tensortap: {type(error).__name__}: {error}", 500)
+
+    def _response(self, request: PageRequest) -> Response:
+        headers = {}
+        if self.cached:
+            entries = request.entries()
+            for entry in entries:
+                entry.reader()  # an entry gets its version when it is opened
+            tag = f'"{_BOOT}-{"-".join(str(entry.version) for entry in entries)}"'
+            headers = {"etag": tag}
+            if request.http.headers.get("if-none-match") == tag:
+                return Response(status_code=304, headers=headers)
+        answer = self.handler(request)
+        if isinstance(answer, Response):
+            return answer
+        return Response(encode_json(answer), media_type="application/json", headers=headers)
+
+
+def _error(message: str, status: int) -> Response:
+    return Response(encode_json({"error": message}), status, media_type="application/json")
 
 
 def encode_json(value: Any) -> bytes:

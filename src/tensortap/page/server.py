@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
-import contextlib
 import errno
 import html
 import importlib.resources
@@ -17,28 +17,30 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tensortap.core.errors import MissingExtra, TensortapError
 from tensortap.core.rooms import Room, Tab, folder_of, load, rooms
 from tensortap.page.access_control import AccessControl, AccessMiddleware
 from tensortap.page.catalog import Catalog
-from tensortap.page.catalog_entries import RunEntry
-from tensortap.page.http_timeout import TimedProtocol
 from tensortap.page.jobs import Jobs
 from tensortap.page.push import Push
-from tensortap.page.responses import PageRequest, PageRoute, ResponseCache
-from tensortap.page.routes import run
+from tensortap.page.responses import PageRequest, PageRoute
+from tensortap.page.routes import ROUTES
 
 log = logging.getLogger("tensortap")
 
 PORT = 2876
 _PORTS_TRIED = 20
+_REQUEST_TIMEOUT = 10.0  # seconds for the head and the body of a request to arrive
+_MOST_WAITING = 100  # connections without a request: each takes a descriptor of this process
 _MEDIA_TYPES = {
     ".html": "text/html",
     ".css": "text/css",
@@ -49,14 +51,6 @@ _REDIRECT = (
     '<!doctype html><meta charset=utf-8><meta http-equiv=refresh content="0;url={url}">'
     '<title>tensortap</title><a href="{url}">Open the page</a>'
 )
-_ROUTES = (
-    PageRoute("catalog", run.catalog, cached=False),
-    PageRoute("run", run.run),
-    PageRoute("tensor_steps", run.tensor_steps),
-    PageRoute("alerts", run.alerts),
-    PageRoute("why", run.why),
-    PageRoute("receipt", run.receipt, cached=False),
-)
 _TABS = (Tab("tabs/alerts.js", 70), Tab("tabs/receipt.js", 110))
 
 
@@ -66,23 +60,8 @@ class PageContext:
     def __init__(self, catalog: Catalog, access: AccessControl) -> None:
         self.catalog = catalog
         self.access = access
-        self.cache = ResponseCache()
         self.push = Push(catalog)
         self.jobs = Jobs(self.push.report_job)
-        self._has_read = False
-
-    def read_only_run(self) -> None:
-        """Start to read the run if there is only one, while the browser loads the page."""
-        entries = self.catalog.entries()
-        if self._has_read or len(entries) != 1 or not isinstance(entries[0], RunEntry):
-            return
-        self._has_read = True
-        threading.Thread(target=_read, args=entries, name="tensortap-read", daemon=True).start()
-
-
-def _read(entry: RunEntry) -> None:
-    with contextlib.suppress(Exception):  # a request will say what is wrong
-        entry.table()
 
 
 def application(catalog: Catalog, access: AccessControl) -> Any:
@@ -100,7 +79,7 @@ def application(catalog: Catalog, access: AccessControl) -> Any:
             Route("/rooms/{room}/{path:path}", _static),
             Route("/plotly.js", _plotly),
             WebSocketRoute("/push", push),
-            *(each.route() for each in (*_ROUTES, PageRoute("tabs", _tabs, cached=False))),
+            *(each.route() for each in (*ROUTES, PageRoute("tabs", _tabs, cached=False))),
             *(each.route() for room in rooms().values() for each in _routes_of(room)),
         ]
     )
@@ -125,7 +104,6 @@ def _tabs(request: PageRequest) -> list[str]:
 
 
 def _index(request: Request) -> Response:
-    request.app.state.context.read_only_run()
     stat = plotly_script().stat()
     page = (_static_folder(None) / "index.html").read_text(encoding="utf-8")
     # the address changes when plotly is upgraded, so that browsers may cache it forever
@@ -189,6 +167,34 @@ def listen(host: str, port: int | None) -> socket.socket:
     if port is not None:
         raise TensortapError(f"port {port} is in use: omit --port to take the next free one")
     raise TensortapError(f"ports {first} to {ports[-1]} are all in use: choose another one")
+
+
+class TimedProtocol(H11Protocol):  # type: ignore[misc]
+    """Closes a connection that has been in the middle of one request for too long.
+
+    When too many wait for their first request, the oldest of them is closed. uvicorn has no such
+    limits.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._checked: object = self.cycle  # the request at the last check
+        self.loop.call_later(_REQUEST_TIMEOUT, self._check)
+        self._made = self.loop.time()
+        others = (each for each in self.connections if isinstance(each, TimedProtocol))
+        waiting = [e for e in others if e.cycle is None and not e.transport.is_closing()]
+        if len(waiting) > _MOST_WAITING:
+            min(waiting, key=lambda each: each._made).transport.abort()
+
+    def _check(self) -> None:
+        # an upgraded connection belongs to the protocol of WebSockets
+        if self.transport.is_closing() or self.transport.get_protocol() is not self:
+            return
+        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY) and self.cycle is self._checked:
+            self.transport.abort()
+            return
+        self._checked = self.cycle
+        self.loop.call_later(_REQUEST_TIMEOUT, self._check)
 
 
 class Page:
@@ -265,11 +271,6 @@ class Page:
     def _delete_files(self) -> None:
         while self._files:
             self._files.pop().unlink(missing_ok=True)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the page is closed; return whether it is."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
 
     def abandon(self) -> None:
         """Release the port in a forked child; the parent keeps serving."""

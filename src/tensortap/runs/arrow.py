@@ -223,17 +223,8 @@ def lists(
     return np.concatenate(lengths), np.concatenate(items)
 
 
-def column_roots(footer: pq.FileMetaData) -> list[str]:
-    """Return the column to which each leaf of a Parquet file belongs."""
-    return [footer.schema.column(i).path.partition(".")[0] for i in range(footer.num_columns)]
-
-
 def read_groups(
-    file: pq.ParquetFile,
-    groups: list[int],
-    columns: list[str] | None,
-    limit: int,
-    roots: Sequence[str],
+    file: pq.ParquetFile, groups: list[int], columns: list[str] | None, limit: int
 ) -> pa.Table:
     """Return row groups; raise ValueError if they take more than `limit` bytes of memory.
 
@@ -243,7 +234,8 @@ def read_groups(
     import pyarrow as pa
 
     footer = file.metadata
-    wanted = [i for i, name in enumerate(roots) if columns is None or name in columns]
+    leaves = [footer.schema.column(i).path for i in range(footer.num_columns)]
+    wanted = [i for i, p in enumerate(leaves) if columns is None or p.partition(".")[0] in columns]
     found = [footer.row_group(group).column(i) for group in groups for i in wanted]
     # other types take 8 bytes per value at most, however often one repeats
     texts = [column for column in found if column.physical_type == "BYTE_ARRAY"]

@@ -9,6 +9,7 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -22,10 +23,7 @@ from tensortap.runs import layout
 log = logging.getLogger("tensortap")
 
 _LONGEST_NAME = 180  # bytes, so that a rank and a number still fit
-_REQUEST_TIMEOUT = 15.0  # seconds a rank waits for the answer of rank 0
-_SILENT = 3.0  # seconds of waiting without a message
-_LONGEST_ROUND = 0.5  # seconds; a rank that takes longer was stopped or starved, as rank 0 may be
-_ANSWER_TIMEOUT = 600.0  # seconds rank 0 waits for requests
+_REQUEST_TIMEOUT = 30.0  # seconds a rank waits for the answer of rank 0
 _JOB_VARIABLES = (
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT",
     "SLURM_JOB_ID", "SLURM_STEP_ID", "JAX_COORDINATOR_ADDRESS", "WORLD_SIZE",
@@ -61,16 +59,16 @@ def make_run(base: Path, world_size: int) -> Path:
     now = datetime.now().astimezone()
     stem = now.strftime("%Y%m%d_%H%M%S")
     number = 1
-    _make_folder(base, base)
-    while True:
-        run = base / (stem if number == 1 else f"{stem}_{number}")
-        try:
-            run.mkdir(mode=folder_mode())
-            break
-        except FileExistsError:
-            number += 1
-        except OSError as error:
-            raise TensortapError(f"cannot create a run in {base}: {error.strerror}") from error
+    run = base / stem
+    with _creating(base):
+        base.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                run.mkdir(mode=folder_mode())
+                break
+            except FileExistsError:
+                number += 1
+                run = base / f"{stem}_{number}"
     info = layout.RunInfo(
         format=layout.VERSION,
         id=secrets.token_hex(8),
@@ -83,9 +81,10 @@ def make_run(base: Path, world_size: int) -> Path:
     return run
 
 
-def _make_folder(folder: Path, base: Path) -> None:
+@contextlib.contextmanager
+def _creating(base: Path) -> Iterator[None]:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
         raise TensortapError(f"cannot create a run in {base}: {error.strerror}") from error
 
@@ -109,7 +108,8 @@ def shared_run(base: Path, rank: int, world_size: int, job: str) -> Path:
     if world_size == 1:
         return make_run(base, 1)
     exchange = base / f".meeting-{hashlib.sha256(job.encode()).hexdigest()[:12]}"
-    _make_folder(exchange, base)
+    with _creating(base):
+        exchange.mkdir(parents=True, exist_ok=True)
     if rank != 0:
         return _request(base, exchange, rank, world_size)
     run = make_run(base, world_size)
@@ -123,22 +123,14 @@ def _request(base: Path, exchange: Path, rank: int, world_size: int) -> Path:
     request = exchange / f"{rank}-{secrets.token_hex(8)}.ask"
     answer = request.with_suffix(".run")
     request.touch()
-    waited, looked, warned = 0.0, time.monotonic(), False
+    deadline = time.monotonic() + _REQUEST_TIMEOUT
     try:
-        while waited < _REQUEST_TIMEOUT:
-            if waited > _SILENT and not warned:
-                warned = True
-                log.warning(
-                    "tensortap: rank %d waits up to %.0f s for rank 0 to name the run",
-                    rank, _REQUEST_TIMEOUT,
-                )  # fmt: skip
+        while time.monotonic() < deadline:
             with contextlib.suppress(FileNotFoundError):
                 # list first: network file systems cache that a file does not exist
                 os.listdir(exchange)
                 return base / answer.read_text()
             time.sleep(0.02)
-            before, looked = looked, time.monotonic()
-            waited += min(looked - before, _LONGEST_ROUND)
     finally:
         for path in (request, answer):
             path.unlink(missing_ok=True)
@@ -151,7 +143,7 @@ def _request(base: Path, exchange: Path, rank: int, world_size: int) -> Path:
 
 
 def _answer(exchange: Path, name: str, world_size: int) -> None:
-    deadline = time.monotonic() + _ANSWER_TIMEOUT
+    deadline = time.monotonic() + 600  # a rank may come late
     answered: set[str] = set()
     while len(answered) < world_size - 1 and time.monotonic() < deadline:
         with contextlib.suppress(OSError):

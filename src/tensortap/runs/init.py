@@ -35,8 +35,8 @@ class OpenRun:
         self.path = path
         self.rank = rank
         self.world_size = world_size
-        sink = StoreSink(path, rank, durable=durable, ledger=pipeline.ledger)
-        self.queue = Queue(sink, budget=buffer_size(), overflow="newest", name="store")
+        self.sink = StoreSink(path, rank, durable=durable, ledger=pipeline.ledger)
+        self.queue = Queue(self.sink, budget=buffer_size(), overflow="newest", name="store")
         self.next_step = 0  # first step of the next tracker
         self._before = pipeline.receipt()
         self.keepers: list[Any] = []  # what rooms write into the folder: update, update_now, close
@@ -68,10 +68,11 @@ class OpenRun:
         try:
             for queue in self._queues:
                 queue.close(_END)
-            self._write_receipt(pipeline.receipt())  # now: what could not be written is counted
+            if self.sink.is_intact():
+                self._write_receipt(pipeline.receipt())  # now: all drops are counted
             for keeper in self.keepers:
                 keeper.close()
-            if self.rank == 0:
+            if self.rank == 0 and self.sink.is_intact():
                 end_run(self.path)
         finally:
             pipeline.restart()
@@ -99,7 +100,7 @@ def init(to: str | Path = "runs", *, durable: bool = False) -> Path:
     folder of the run. If the disk is full, that is logged, and training continues without a run.
     """
     global _open, _registered, _full
-    path = Path(to)
+    path = Path(to).absolute()  # the program may change its working directory
     with _lock:
         _finish()
         rank, world_size = ranks.rank_and_world_size()

@@ -259,7 +259,7 @@ def _is_extension(name: str) -> bool:
 def _load_tensors(path: Path, trust: bool, mapped: bool) -> Any:
     from tensortap.values.numpy.adapter import build
 
-    tensors = TensorReader(path, mapped=mapped).tensors()
+    tensors = TensorReader(path).tensors()
     return tensors if mapped else {name: build(tensor) for name, tensor in tensors.items()}
 
 

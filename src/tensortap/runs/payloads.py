@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -111,11 +110,12 @@ class TensorFile:
         if durable:
             sync_folder(self.path.parent)
 
-    def discard(self) -> None:
-        """Remove the file, which nothing refers to."""
+    def discard(self, *, remove: bool = True) -> None:
+        """Close and remove the file, which nothing refers to."""
         os.close(self._fd)
         self._fd = -1
-        self._draft.unlink(missing_ok=True)
+        if remove:
+            self._draft.unlink(missing_ok=True)
 
 
 def write_all(fd: int, data: Any, position: int) -> int:
@@ -138,34 +138,13 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-_KEPT_NBYTES = 64 << 20  # of buffers that wait for the next payload
-_SMALLEST_KEPT = 64 << 10
-_ALIGNMENT = 64
-_kept: list[Any] = []
-
-
 def _buffer(nbytes: int, start: int) -> Any:
-    """Return memory for a payload at this position in a file, aligned as it is there.
-
-    The memory of the last one is used if it is free, because new pages take longer.
-    """
+    """Return memory for a payload at this position in a file, aligned as it is there."""
     import numpy as np
 
-    if nbytes < _SMALLEST_KEPT:
-        return np.empty(nbytes, np.uint8)
-    nbytes += _ALIGNMENT
-    memory = _kept.pop() if _kept else None  # without a lock: finalizers run anywhere
-    if memory is None or not nbytes <= memory.nbytes <= 2 * nbytes:
-        memory = np.empty(nbytes, np.uint8)  # large memory comes as few large pages
-    lead = (start - memory.ctypes.data) % _ALIGNMENT
-    data = memory[lead : lead + nbytes - _ALIGNMENT]
-    weakref.finalize(data, _keep, memory).atexit = False
-    return data
-
-
-def _keep(memory: Any) -> None:
-    if sum(each.nbytes for each in _kept) + memory.nbytes <= _KEPT_NBYTES:
-        _kept.append(memory)
+    memory = np.empty(nbytes + 64, np.uint8)  # large memory comes as few large pages
+    lead = (start - memory.ctypes.data) % 64
+    return memory[lead : lead + nbytes]
 
 
 class FilePayload:
@@ -182,10 +161,7 @@ class FilePayload:
         try:
             data = _buffer(self.nbytes, self._start)
         except MemoryError:
-            if self._file.mapped:
-                return self._map()
-            size = format_size(self.nbytes)
-            path = self._file.path
+            size, path = format_size(self.nbytes), self._file.path
             raise CorruptFile(f"{path}: a tensor of {size} does not fit in memory") from None
         rest, start = memoryview(data), self._start
         while rest.nbytes:
@@ -195,21 +171,11 @@ class FilePayload:
             rest, start = rest[count:], start + count
         return memoryview(data).toreadonly()
 
-    def _map(self) -> memoryview:
-        start = self._start - self._start % mmap.ALLOCATIONGRANULARITY
-        length = self._start - start + self.nbytes
-        memory = mmap.mmap(self._file.fd, length, access=mmap.ACCESS_READ, offset=start)
-        return memoryview(memory)[self._start - start :]
-
 
 class TensorReader:
-    """A safetensors file, whose tensors are read when they are used.
+    """A safetensors file, whose tensors are read when they are used."""
 
-    With `mapped`, tensors that do not fit into memory are mapped.
-    """
-
-    def __init__(self, path: Path, *, mapped: bool = False) -> None:
-        self.mapped = mapped
+    def __init__(self, path: Path) -> None:
         try:
             with open_regular(path) as stream:
                 self._size = os.fstat(stream.fileno()).st_size

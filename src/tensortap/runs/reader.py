@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from typing import Protocol
 
 from tensortap.core.errors import NotFound
@@ -82,7 +83,7 @@ def find(
     found = find_all(reader, name, step=step, rank=rank, kind=kind, last=last)
     ranks = sorted({r.rank for r in found})
     if len(ranks) > 1:
-        raise NotFound(f"{name!r} is on ranks {_few(ranks)}: pass rank={ranks[0]} or rank='all'")
+        raise NotFound(f"{name!r} is on ranks {listed(ranks)}: pass rank={ranks[0]} or rank='all'")
     _check_one_kind(name, found)
     if not -len(found) <= index < len(found):
         raise NotFound(f"{name!r} has {len(found)} records: index {index} is out of range")
@@ -159,11 +160,12 @@ def _why_not(
         found = [r for r in found if r.rank == rank]
         if not found:
             word = "rank" if len(ranks) == 1 else "ranks"
-            return f"no {name!r} on rank {rank}; it is on {word} {_few(ranks)}"
+            return f"no {name!r} on rank {rank}; it is on {word} {listed(ranks)}"
     return f"no {name!r} at step {step}; {nearest_steps(step or 0, {r.step for r in found})}"
 
 
-def _few(values: list[int]) -> str:
+def listed(values: Sequence[object]) -> str:
+    """Return values as words: ``0, 1 and 2``."""
     shown = [str(value) for value in values[:8]]
     if len(values) > 8:
         return f"{', '.join(shown)} … {values[-1]}"

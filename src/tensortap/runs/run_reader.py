@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-import itertools
 import os
 import shutil
 import tempfile
@@ -19,7 +17,6 @@ from tensortap.capture.receipt import Receipt
 from tensortap.core.errors import MissingExtra, NotFound, TensortapError
 from tensortap.core.files import CorruptFile, contained
 from tensortap.core.record import Kind, Record, Value
-from tensortap.core.select import fits
 from tensortap.runs import layout
 from tensortap.runs.arrow import column, scalar
 from tensortap.runs.payloads import PayloadFiles
@@ -30,11 +27,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.dataset as ds
 
-_Cells = tuple[bytes | None, list[dict[str, str]] | None]
-_CELLS = ["value", "payloads", "seq"]
-_CACHED_CELLS = 16  # row groups
-_SEARCHES_BEFORE_INDEX = 3  # a name that is searched more often gets an index
-_INDEXED_RECORDS = 500_000  # in all indexes together
+_CELLS = ["seq", "value", "payloads"]
+_CACHED = 64  # decoded row groups
 _BATCH = 100_000  # records of several names that are read together
 
 
@@ -44,13 +38,13 @@ class RunReader:
     def __init__(self, where: Path | str) -> None:
         self.where = str(where)
         self._mirror = _Mirror(str(where)) if is_url(where) else None
-        self.path = Path(where) if self._mirror is None else self._mirror.folder
+        self.path = Path(where).absolute() if self._mirror is None else self._mirror.folder
         self.by_rank: dict[int, RankTables] = {}
         self.lock = threading.RLock()  # hold it to read several things that must be consistent
         self._payloads = PayloadFiles(self.path, self._mirror.fetch if self._mirror else None)
-        self._values = _ValueCells()
+        self._cache: dict[tuple[int, Unit, tuple[str, ...]], pa.Table] = {}
+        self._places: dict[tuple[int, int], tuple[Unit, int]] = {}  # rank, seq → row group, row
         self._last_seq: dict[int, int] = {}  # rank → newest record that `new_records` returned
-        self._index = _NameIndex()
         self.refresh()
 
     def refresh(self) -> None:
@@ -62,10 +56,7 @@ class RunReader:
             for rank in layout.ranks_of(self.path):
                 self.by_rank.setdefault(rank, RankTables(self.path, rank))
             for tables in self.by_rank.values():
-                before = (len(tables.parts), len(tables.tail))
                 tables.refresh()
-                if before != (len(tables.parts), len(tables.tail)):
-                    self._index.clear()
 
     @property
     def ranks(self) -> list[int]:
@@ -81,14 +72,10 @@ class RunReader:
         """Return how many records each name has, over all ranks."""
         counts: dict[str, int] = {}
         for tables in self.by_rank.values():
-            names = tables.counts().items()
-            if kind is None:
-                found = {name: sum(kinds.values()) for name, kinds in names}
-            else:
-                found = {n: kinds[kind.value] for n, kinds in names if kind.value in kinds}
-            for name in counts.keys() & found.keys():
-                found[name] += counts[name]
-            counts |= found
+            for name, kinds in tables.counts().items():
+                if kind is None or kind.value in kinds:
+                    count = sum(kinds.values()) if kind is None else kinds[kind.value]
+                    counts[name] = counts.get(name, 0) + count
         return counts
 
     def names(self, kind: Kind | None = None) -> list[str]:
@@ -105,35 +92,22 @@ class RunReader:
         kind: Kind | None = None,
         last: int | None = None,
     ) -> list[Record]:
-        with self.lock:
-            if (step is not None or last is not None) and not self._index.is_due(name):
-                return self._search(name, step, rank, kind, last)
-            found = self._index.records(name, step, self._search)
-            return [record for record in found if fits(record, step, rank, kind)]
-
-    def _search(
-        self,
-        name: str,
-        step: int | None = None,
-        rank: int | None = None,
-        kind: Kind | None = None,
-        last: int | None = None,
-    ) -> list[Record]:
         """Read only the row groups that may hold what is wanted, from the newest back."""
         found: list[Record] = []
-        for tables in self.by_rank.values():
-            if rank is not None and tables.rank != rank:
-                continue
-            enough = last
-            if last is not None and kind is None:
-                # of a name with several kinds the newest of each is wanted, however old it is
-                enough = last if len(tables.counts().get(name, ())) == 1 else None
-            here: list[Record] = []
-            for unit in reversed(tables.units(name, step)):
-                here = self._read(tables, unit, lambda t: _matches(t, name, step, kind)) + here
-                if enough is not None and len(here) >= enough:
-                    break
-            found += here
+        with self.lock:
+            for tables in self.by_rank.values():
+                if rank is not None and tables.rank != rank:
+                    continue
+                enough = last
+                if last is not None and kind is None:
+                    # of a name with several kinds the newest of each is wanted, however old it is
+                    enough = last if len(tables.counts().get(name, ())) == 1 else None
+                here: list[Record] = []
+                for unit in reversed(tables.units(name, step)):
+                    here = self._read(tables, unit, lambda t: _matches(t, name, step, kind)) + here
+                    if enough is not None and len(here) >= enough:
+                        break
+                found += here
         return self._in_order(found)
 
     def by_name(self, names: Iterable[str]) -> Iterator[tuple[str, list[Record]]]:
@@ -180,49 +154,6 @@ class RunReader:
                 self._last_seq[rank] = max((r.seq for r in found if r.rank == rank), default=seen)
         return sorted(found, key=_capture_order)
 
-    def latest(self, limit: int | None = None) -> list[tuple[Record, int]]:
-        """Return the newest record of every name, kind and rank with the number of records.
-
-        With `limit`, of the first names only.
-        """
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        known = dict.fromkeys(name for t in self.by_rank.values() for name in t.counts())
-        order = {name: i for i, name in enumerate(itertools.islice(known, limit))}
-        names = column(list(order), pa.string())
-        newest: dict[tuple[int, str, str], tuple[int, Unit]] = {}
-        with self.lock:
-            for tables, unit in self._units():
-                if unit != TAIL:
-                    named = tables.parts[unit[0]].contents.names
-                    if order.keys().isdisjoint(named.keys()):
-                        continue
-                keys = tables.read(unit, ["name", "kind", "seq", "missing"])
-                keys = keys.filter(pc.invert(keys.column("missing")))
-                keys = keys.filter(pc.is_in(keys.column("name"), value_set=names))
-                groups = keys.group_by(["name", "kind"]).aggregate([("seq", "max")])
-                columns = [groups.column(c).to_pylist() for c in ("name", "kind", "seq_max")]
-                for name, kind, seq in zip(*columns, strict=True):
-                    key = tables.rank, name, kind
-                    newest[key] = max(newest.get(key, (-1, unit)), (seq, unit))
-            seqs: dict[tuple[int, Unit], list[int]] = {}
-            for (rank, _, _), (seq, unit) in newest.items():
-                seqs.setdefault((rank, unit), []).append(seq)
-            found: list[tuple[Record, int]] = []
-            counts = {rank: tables.counts() for rank, tables in self.by_rank.items()}
-            for (rank, unit), wanted in seqs.items():
-                chosen = column(wanted, pa.int64())
-                records = self._read(
-                    self.by_rank[rank],
-                    unit,
-                    lambda t: pc.is_in(t.column("seq"), value_set=chosen),  # noqa: B023
-                )
-                found += [(r, counts[rank].get(r.name, {}).get(r.kind.value, 0)) for r in records]
-        return sorted(
-            found, key=lambda each: (order.get(each[0].name, 0), each[0].seq, each[0].rank)
-        )
-
     def _units(self) -> Iterator[tuple[RankTables, Unit]]:
         for tables in self.by_rank.values():
             for unit in tables.units():
@@ -237,21 +168,49 @@ class RunReader:
         """Return the records of the rows for which `matches` returns true."""
         import pyarrow.compute as pc
 
-        keys = tables.read(unit, ["name", "kind", "step", "seq", "missing"])
-        mask = pc.and_(matches(keys), pc.invert(keys.column("missing")))
-        rows = pc.indices_nonzero(mask)
+        keys = self._columns(tables, unit, ["name", "kind", "step", "seq", "missing"])
+        rows = pc.indices_nonzero(pc.and_(matches(keys), pc.invert(keys.column("missing"))))
         if not len(rows):
             return []
-        records = records_of(tables.read(unit, HEAD_COLUMNS).take(rows))
-        self._values.remember(tables.rank, unit, rows.to_pylist(), records)
+        records = records_of(self._columns(tables, unit, HEAD_COLUMNS).take(rows))
+        if unit != TAIL:  # its rows get other numbers when it is sealed
+            for row, record in zip(rows.to_pylist(), records, strict=True):
+                self._places[record.rank, record.seq] = unit, row
         return records
+
+    def _columns(self, tables: RankTables, unit: Unit, columns: list[str]) -> pa.Table:
+        """Return columns of a row group, from the cache of those used last."""
+        if unit == TAIL:
+            return tables.read(unit, columns)
+        key = tables.rank, unit, tuple(columns)
+        table = self._cache.pop(key, None)
+        if table is None:
+            table = tables.read(unit, columns)
+        self._cache[key] = table
+        if len(self._cache) > _CACHED:
+            del self._cache[next(iter(self._cache))]
+        return table
 
     # -- values ------------------------------------------------------------------------------
 
     def load(self, record: Record) -> Record:
         with self.lock:
-            data, payloads = self._values.cells(self.by_rank[record.rank], record)
-        return msgspec.structs.replace(record, value=self.value_of(data, payloads))
+            tables = self.by_rank[record.rank]
+            unit, row = self._places.get((record.rank, record.seq)) or self._find(tables, record)
+            cells = self._columns(tables, unit, _CELLS)
+            data, payloads = (cells.column(name)[row].as_py() for name in _CELLS[1:])
+            return msgspec.structs.replace(record, value=self.value_of(data, payloads))
+
+    def _find(self, tables: RankTables, record: Record) -> tuple[Unit, int]:
+        """Return the row group of a record, and its row."""
+        import pyarrow.compute as pc
+
+        for unit in tables.units(record.name, record.step):
+            cells = self._columns(tables, unit, _CELLS)
+            rows = pc.indices_nonzero(_compare(cells, "seq", record.seq))
+            if len(rows):
+                return unit, rows[0].as_py()
+        raise CorruptFile(f"{record.name!r} at step {record.step} is no longer in the run")
 
     def value_of(self, data: bytes | None, payloads: list[dict[str, str]] | None) -> Value:
         """Return the value that the cells ``value`` and ``payloads`` of a row describe."""
@@ -376,82 +335,6 @@ class _Mirror:
                 os.link(cached.name, target)
         except FileNotFoundError:
             raise NotFound(f"{self._url} has no {name}") from None
-
-
-class _NameIndex:
-    """All records of names that are searched often, until something new is written."""
-
-    def __init__(self) -> None:
-        self._searches: collections.Counter[str] = collections.Counter()
-        self._records: dict[str, list[Record]] = {}
-        self._by_step: dict[str, dict[int, list[Record]]] = {}
-
-    def is_due(self, name: str) -> bool:
-        """Count a search, and return whether a name has an index or is to get one."""
-        self._searches[name] += 1
-        return name in self._records or self._searches[name] >= _SEARCHES_BEFORE_INDEX
-
-    def records(
-        self, name: str, step: int | None, search: Callable[[str], list[Record]]
-    ) -> list[Record]:
-        """Return the records of a name, or those of one step; `search` finds all of a name."""
-        if name not in self._records:
-            records = search(name)
-            if sum(map(len, self._records.values())) + len(records) > _INDEXED_RECORDS:
-                self.clear()
-            self._records[name] = records
-            by_step = self._by_step[name] = {}
-            for record in records:
-                by_step.setdefault(record.step, []).append(record)
-        return self._records[name] if step is None else self._by_step[name].get(step, [])
-
-    def clear(self) -> None:
-        """Forget all records."""
-        self._records, self._by_step = {}, {}
-
-
-class _ValueCells:
-    """The cells that describe values, with a cache of the row groups used last."""
-
-    def __init__(self) -> None:
-        self._positions: dict[tuple[int, int], tuple[Unit, int]] = {}  # rank, seq → unit, row
-        self._tables: dict[tuple[int, Unit], pa.Table] = {}
-
-    def remember(self, rank: int, unit: Unit, rows: list[int], records: list[Record]) -> None:
-        """Note the rows of records, so that their cells need no search."""
-        if unit != TAIL:  # its rows get other positions when it is sealed
-            for row, record in zip(rows, records, strict=True):
-                self._positions[rank, record.seq] = (unit, row)
-
-    def cells(self, tables: RankTables, record: Record) -> _Cells:
-        """Return the cells ``value`` and ``payloads`` of a record."""
-        import pyarrow.compute as pc
-
-        unit, row = self._positions.get((record.rank, record.seq), (TAIL, -1))
-        if row >= 0:
-            return self._cells_at(tables, unit, row)
-        for unit in tables.units(record.name, record.step):
-            table = self._table(tables, unit)
-            rows = pc.indices_nonzero(_compare(table, "seq", record.seq)).to_pylist()
-            if rows:
-                return self._cells_at(tables, unit, rows[0])
-        raise CorruptFile(f"{record.name!r} at step {record.step} is no longer in the run")
-
-    def _cells_at(self, tables: RankTables, unit: Unit, row: int) -> _Cells:
-        table = self._table(tables, unit)
-        return table.column("value")[row].as_py(), table.column("payloads")[row].as_py()
-
-    def _table(self, tables: RankTables, unit: Unit) -> pa.Table:
-        if unit == TAIL:
-            return tables.read(unit, _CELLS)
-        key = tables.rank, unit
-        table = self._tables.pop(key, None)
-        if table is None:
-            table = tables.read(unit, _CELLS)
-        self._tables[key] = table
-        if len(self._tables) > _CACHED_CELLS:
-            del self._tables[next(iter(self._tables))]
-        return table
 
 
 def _capture_order(record: Record) -> tuple[int, int]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import itertools
 import logging
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,7 @@ from tensortap.capture.ledger import ERROR, Entry, Ledger, each_record
 from tensortap.capture.sink import Sink, Wake
 from tensortap.capture.ticket import settle
 from tensortap.core.buffers import view_of
-from tensortap.core.files import folder_mode
+from tensortap.core.files import folder_mode, leads_to
 from tensortap.core.record import Kind, Record, TensorData
 from tensortap.core.values import tensors
 from tensortap.runs import layout, rows, tables
@@ -80,6 +82,10 @@ class StoreSink(Sink):
         self._dropped: collections.deque[Row] = collections.deque()
         self._stored: dict[str, collections.OrderedDict[bytes, Payload]] = {}
         self._tail = self._open_tail()
+        self._gone = False  # the folder was removed or replaced: everything is dropped
+        # open, so that no other folder gets its inode
+        self._folder = os.open(run, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._folder)
         self._reserve = self._records / ".reserve"
         with contextlib.suppress(OSError), open(self._reserve, "wb") as file:
             os.posix_fallocate(file.fileno(), 0, _RESERVE)
@@ -87,7 +93,7 @@ class StoreSink(Sink):
     # -- what the queue calls -------------------------------------------------------------
 
     def room(self) -> int:
-        return 0 if self.failing else 1 << 62
+        return 0 if self.failing and not self._gone else 1 << 62
 
     def send(self, entries: list[Entry]) -> None:
         self._waiting.extend(entries)
@@ -97,7 +103,7 @@ class StoreSink(Sink):
     def wait(self, wake: Wake, timeout: float) -> None:
         due: float | None = None
         if self.failing:
-            due = self._retry_at
+            due = None if self._gone else self._retry_at
         elif self._rows or self._file or self._dropped:
             due = self._since + _AGE
         if due is not None:
@@ -121,11 +127,15 @@ class StoreSink(Sink):
 
     def close(self) -> None:
         self._work()
-        if self._waiting or not self._try(self._commit):
+        if not self._gone and (self._waiting or not self._try(self._commit)) and not self._gone:
             self._write_missing()
-        self._try(self._seal)
-        self._reserve.unlink(missing_ok=True)
+        if not self._gone and self._try(self._seal):
+            self._reserve.unlink(missing_ok=True)
         self._tail.close()
+
+    def is_intact(self) -> bool:
+        """Return whether the path of the run leads to the folder of the start; for any thread."""
+        return leads_to(self.run, self._folder)
 
     def note_dropped(self, name: str, kind: Kind, step: int, rank: int) -> None:
         """Write a row that says which value is missing in the run."""
@@ -159,6 +169,9 @@ class StoreSink(Sink):
         """Do the work; return False if the disk is full, which is logged once and retried."""
         try:
             work()
+        except (FileNotFoundError, NotADirectoryError):
+            self._abandon()
+            return False
         except OSError as error:
             self._retry_at = time.monotonic() + _RETRY
             if not self.failing:
@@ -170,11 +183,34 @@ class StoreSink(Sink):
             log.warning("tensortap: writing to %s works again", self.run)
         return True
 
+    def _abandon(self) -> None:
+        """Drop what is not written, and everything from now on: somebody removed the folder."""
+        self._gone, self.failing = True, "it was removed or replaced"
+        if self._file is not None:
+            self._file.discard(remove=False)
+            self._file = None
+        log.warning("tensortap: %s was removed or replaced while it was written; "
+                    "what is captured from now on is dropped", self.run)  # fmt: skip
+        self._drop_waiting()
+
+    def _drop_waiting(self) -> None:
+        self._in_file.clear()
+        self._dropped.clear()
+        self.ledger.drop(self.give_up(), ERROR)
+
+    def _check_folder(self) -> None:
+        """Raise FileNotFoundError unless readers of the path find what is written."""
+        if not (self.is_intact() and self._tail.is_at(self._records / layout.TAIL)):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.run))
+
     def _work(self) -> None:
+        if self._gone:
+            self._drop_waiting()
         while self._waiting:
             if not self._try(self._take_one):
                 with contextlib.suppress(OSError):  # readers see what there was room for
-                    self._commit()
+                    if not self._gone:
+                        self._commit()
                 return
             if len(self._rows) >= _ROWS and not self._try(self._commit):
                 return
@@ -217,6 +253,7 @@ class StoreSink(Sink):
         if self._file is not None and (self._file.nbytes >= _FILE or not self._file.fits(key)):
             self._commit()
         if self._file is None:
+            self._check_folder()
             name = f"{self._files:06d}.safetensors"
             self._file = TensorFile(self._tensors / name)
         file = self._file
@@ -231,6 +268,7 @@ class StoreSink(Sink):
 
     def _commit(self) -> None:
         """Close the payload file and write the rows that refer to it."""
+        self._check_folder()
         if self._file is not None:
             self._file.close(durable=self.durable)
             self._file = None
@@ -243,6 +281,7 @@ class StoreSink(Sink):
             return
         batch = rows.joined(list(self._batches(written)))
         self._tail.append(batch.serialize(), durable=self.durable)
+        self._check_folder()
         self._tail_rows += batch.num_rows
         for _ in range(dropped):
             self._dropped.popleft()

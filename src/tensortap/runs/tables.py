@@ -8,12 +8,9 @@ from the Parquet file, where they are the same rows in the same order.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import struct
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,13 +22,14 @@ from tensortap.core.files import (
     check_regular,
     contained,
     file_mode,
+    leads_to,
     open_regular,
     plain,
     restrict,
 )
 from tensortap.core.record import Kind
 from tensortap.runs import layout
-from tensortap.runs.arrow import column_roots, numbers, read_groups, row_indices
+from tensortap.runs.arrow import coded, numbers, read_groups, row_indices
 from tensortap.runs.payloads import sync_folder, write_all
 from tensortap.runs.rows import COLUMNS, METADATA_KEY, schema
 
@@ -51,7 +49,6 @@ _KINDS = frozenset(kind.value for kind in Kind)
 _EXPONENTS = 1 << 15  # longdouble has 16,445 below 0
 _ANY_STEP = (-(1 << 63), 1 << 63)
 _WORDS = ("name", "kind", "dtype")  # columns with few distinct strings
-_CLOCK_TICK = 1_000_000_000  # nanoseconds in which a file may change without a new time
 
 
 class Contents(msgspec.Struct, frozen=True):
@@ -74,7 +71,6 @@ class PartFile(NamedTuple):
     contents: Contents
     footer: Any
     steps: list[tuple[int, int]]
-    roots: Sequence[str]  # the column of each leaf
 
 
 def metadata(part: int, contents: Contents | None = None) -> dict[bytes, bytes]:
@@ -92,7 +88,6 @@ class _Metadata(msgspec.Struct, frozen=True):
     contents: Contents | None = None
 
 
-@functools.lru_cache(64)  # many ranks have the same
 def _read_metadata(content: bytes) -> _Metadata:
     try:
         return msgspec.json.decode(content, type=_Metadata)
@@ -160,15 +155,11 @@ def _contents(table: pa.Table) -> Contents:
 def _count_names(table: pa.Table) -> NameCounts:
     """Return how many rows each name and kind has, in order of first appearance."""
     counts: NameCounts = {}
-    for batch in table.select(["name", "kind"]).to_batches():
-        name, kind = (batch.column(i).dictionary_encode() for i in (0, 1))
-        names, kinds = name.dictionary.to_pylist(), kind.dictionary.to_pylist()
-        first, second = (np.from_dlpack(each.indices).astype(np.int64) for each in (name, kind))
-        pairs, sizes = np.unique(first * len(kinds) + second, return_counts=True)
-        for pair, size in zip(pairs.tolist(), sizes.tolist(), strict=True):
-            known = counts.setdefault(names[pair // len(kinds)], {})
-            kind = kinds[pair % len(kinds)]
-            known[kind] = known.get(kind, 0) + size
+    (name, names), (kind, kinds) = (coded(table.column(each)) for each in ("name", "kind"))
+    # not `group_by`, which keeps no order
+    pairs, sizes = np.unique(name.astype(np.int64) * len(kinds) + kind, return_counts=True)
+    for pair, size in zip(pairs.tolist(), sizes.tolist(), strict=True):
+        counts.setdefault(names[pair // len(kinds)], {})[kinds[pair % len(kinds)]] = size
     return counts
 
 
@@ -184,6 +175,10 @@ class TailFile:
         self.nbytes = 0
         self.append(schema)
         draft.rename(path)
+
+    def is_at(self, path: Path) -> bool:
+        """Return whether a path still leads to this file."""
+        return leads_to(path, self._fd)
 
     def append(self, message: Any, *, durable: bool = False) -> None:
         """Append a message; if the disk is full, remove what was written of it and raise."""
@@ -216,14 +211,9 @@ class RankTables:
         self._folder = run / self._inner
         self._tail_part = -1
         self._tail_offset = 0
-        self._seen: tuple[int, ...] = ()
 
     def refresh(self) -> None:
         """Read what was written since the last refresh."""
-        seen = self._files_seen()
-        if seen and seen == self._seen:
-            return
-        self._seen = seen
         self._counts = None
         self._read_tail()
         # after the tail, so that a tail that is sealed in the meantime is found as a part
@@ -231,17 +221,6 @@ class RankTables:
             self.parts.append(_read_part_file(self._own(name), self.rank))
         if self._tail_part < len(self.parts):
             self.tail = []
-
-    def _files_seen(self) -> tuple[int, ...]:
-        """Return what changes with every file and append; empty if the clock cannot tell yet."""
-        try:
-            folder, tail = self._folder.stat(), (self._folder / layout.TAIL).stat()
-        except OSError:
-            return ()
-        newest = max(folder.st_mtime_ns, tail.st_mtime_ns)
-        if time.time_ns() - newest < _CLOCK_TICK:
-            return ()
-        return folder.st_mtime_ns, tail.st_mtime_ns, tail.st_size, tail.st_ino
 
     def _part_names(self) -> list[str]:
         try:
@@ -299,13 +278,12 @@ class RankTables:
         if self.tail:
             rows = self.read(TAIL, ["name", "kind", "missing"])
             parts.append(_count_names(rows.filter(pc.invert(rows.column("missing")))))
-        counts = dict(parts[0]) if parts else {}
-        for names in parts[1:]:
-            known = {name: counts[name] for name in counts.keys() & names.keys()}
-            counts |= names
-            for name, kinds in known.items():  # it has records in several parts
-                both = kinds | names[name]
-                counts[name] = {k: kinds.get(k, 0) + names[name].get(k, 0) for k in both}
+        counts: NameCounts = {}
+        for names in parts:
+            for name, kinds in names.items():
+                known = counts.setdefault(name, {})
+                for kind, count in kinds.items():
+                    known[kind] = known.get(kind, 0) + count
         self._counts = counts
         return counts
 
@@ -388,7 +366,7 @@ def _read_parquet(
         with pq.ParquetFile(part.path, metadata=part.footer, read_dictionary=words) as file:
             groups = list(range(part.footer.num_row_groups)) if group is None else [group]
             limit = _LARGEST_TABLE + 50 * part.path.stat().st_size
-            return _validated(read_groups(file, groups, columns, limit, part.roots), part.rank)
+            return _validated(read_groups(file, groups, columns, limit), part.rank)
     except _unreadable() as error:
         raise CorruptFile(f"{part.path} cannot be read: {plain(str(error))}") from None
 
@@ -409,9 +387,11 @@ def _read_part_file(path: Path, rank: int) -> PartFile:
         steps = [(r.min, r.max) if r and r.has_min_max else _ANY_STEP for r in ranges]
     except _unreadable() as error:
         raise CorruptFile(f"{path} cannot be read: {plain(str(error))}") from None
+    if footer.num_row_groups > footer.num_rows:
+        raise CorruptFile(f"{path} has row groups without rows")
     if footer.num_rows != contents.rows:
         raise CorruptFile(f"{path} has {footer.num_rows} rows, not {contents.rows} as it says")
-    return PartFile(path, rank, contents, footer, steps, column_roots(footer))
+    return PartFile(path, rank, contents, footer, steps)
 
 
 # -- checks of tables that somebody else may have written ------------------------------------

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tensortap.core.rooms import lazy
 
 if TYPE_CHECKING:
     from tensortap.stats.summarize import summarize_array, summarize_memory
 
 __all__ = ["summarize_array", "summarize_memory"]
-
-
-def __getattr__(name: str) -> Any:  # when first used, because it imports NumPy
-    if name not in __all__:
-        raise AttributeError(name)
-    from tensortap.stats import summarize
-
-    return getattr(summarize, name)
+# when first used, because it imports NumPy
+__getattr__ = lazy(__name__, {name: f"tensortap.stats.summarize:{name}" for name in __all__})

@@ -10,9 +10,6 @@ import msgspec
 
 from tensortap.core.record import Record, Summary
 
-_COUNTS = 5  # of the fields of a Summary
-_FIGURES = 10
-
 Memory = tuple[int, int, Any, tuple[int, ...] | None]
 """The array of a tensor: its address, the kernel's code of its dtype, shape, strides in bytes."""
 
@@ -32,22 +29,18 @@ class SummaryColumns(NamedTuple):
         return [
             Summary(*[*counts, *figures, first, tuple(bins[start:end])])
             for counts, figures, first, start, end in zip(
-                _rows(self.counts, "i8", _COUNTS), _rows(self.figures, "f8", _FIGURES),
+                _numbers(self.counts, "i8", 5), _numbers(self.figures, "f8", 10),
                 _numbers(self.first_bins, "i4"), ends[:-1], ends[1:], strict=True,
             )
         ]  # fmt: skip
 
 
-def _numbers(column: bytes, dtype: str) -> Any:
-    import numpy as np
+def _numbers(columns: bytes, dtype: str, count: int = 0) -> Any:
+    """Return the numbers of a column, or the rows of `count` columns."""
+    import numpy as np  # late: importing tensortap must not load it
 
-    return np.frombuffer(column, dtype).tolist()
-
-
-def _rows(columns: bytes, dtype: str, count: int) -> Any:
-    import numpy as np
-
-    return np.frombuffer(columns, dtype).reshape(count, -1).T.tolist()
+    found = np.frombuffer(columns, dtype)
+    return (found.reshape(count, -1).T if count else found).tolist()
 
 
 def summarize_many(arrays: list[Memory]) -> SummaryColumns:
@@ -55,12 +48,6 @@ def summarize_many(arrays: list[Memory]) -> SummaryColumns:
 
     It runs on several threads and without the interpreter lock. It takes no complex128. The memory
     must stay valid during the call.
-
-    >>> import numpy as np
-    >>> x = np.array([1.0, -3.0])
-    >>> from tensortap.stats.summarize import code_of
-    >>> summarize_many([(x.ctypes.data, code_of("float64"), 2, None)]).summaries()[0].mean
-    -1.0
     """
     from tensortap.stats import summarize
 

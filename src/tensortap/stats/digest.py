@@ -20,13 +20,7 @@ def tensor_head(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 
 def digest(value: Value) -> bytes:
-    """Return the xxh3-128 of a tensor's dtype, shape and bytes, or of a whole tree.
-
-    >>> digest(TensorData("torch", "int8", (2,), b"ab")) == digest(
-    ...     TensorData("numpy", "int8", (2,), b"ab")
-    ... )
-    True
-    """
+    """Return the xxh3-128 of a tensor's dtype, shape and bytes, or of a whole tree."""
     import xxhash  # late: `import tensortap` is fast
 
     hasher = xxhash.xxh3_128()

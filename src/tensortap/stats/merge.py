@@ -1,16 +1,15 @@
 """Merging of summaries: chunks into a tensor, shards into the whole.
 
-`Moments` are the averages behind a summary, in units of a power of two, so that their eighth
-powers neither overflow nor underflow. They are merged by Chan's formula. If there is no finite
-value, every figure is nan, because 0.0 would claim a value that does not exist.
+If there is no finite value, every figure is nan, because 0.0 would claim a value that does not
+exist.
 """
 
 from __future__ import annotations
 
-import functools
+import collections
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,148 +20,67 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-_ZEROS = -(1 << 20)  # the unit of moments that hold only zeros: below all others
-
 
 class Moments(NamedTuple):
     """Averages over `n` finite values, in units of ``2**exponent`` to the respective power.
 
-    `low`, `high` and `min_abs` are the extremes, in units of 1.
+    In a unit near the largest value, no eighth power overflows or underflows. `low`, `high` and
+    `min_abs` are the extremes, in units of 1.
     """
 
-    n: int = 0
-    exponent: int = _ZEROS
-    mean: float = 0.0
-    m2: float = 0.0  # the sum of squared deviations from the mean
-    mean_abs: float = 0.0
-    p2: float = 0.0  # pK is the mean of |x|^K
-    p4: float = 0.0
-    p8: float = 0.0
-    low: float = math.inf
-    high: float = -math.inf
-    min_abs: float = math.inf
-
-
-def unit(max_abs: float) -> int:
-    """Return the exponent of the unit in which `max_abs` is between a half and one.
-
-    >>> unit(6.0)
-    3
-    """
-    return math.frexp(max_abs)[1] if max_abs else _ZEROS
+    n: int
+    exponent: int
+    mean: float
+    m2: float  # the sum of squared deviations from the mean
+    mean_abs: float
+    p2: float  # pK is the mean of |x|^K
+    p4: float
+    p8: float
+    low: float
+    high: float
+    min_abs: float
 
 
 def scale(x: float, exponent: int) -> float:
-    """Return ``x * 2**exponent``, or an infinity if float64 overflows.
-
-    >>> scale(0.75, 3), scale(-1.0, 2000)
-    (6.0, -inf)
-    """
+    """Return ``x * 2**exponent``, or an infinity if float64 overflows."""
     try:
         return math.ldexp(x, exponent)
     except OverflowError:
         return math.copysign(math.inf, x)
 
 
-def in_unit(m: Moments, exponent: int) -> Moments:
-    """Return the same moments in another unit."""
-    k = m.exponent - exponent
-    if k == 0:
-        return m
-    return m._replace(
-        exponent=exponent,
-        mean=scale(m.mean, k),
-        m2=scale(m.m2, 2 * k),
-        mean_abs=scale(m.mean_abs, k),
-        p2=scale(m.p2, 2 * k),
-        p4=scale(m.p4, 4 * k),
-        p8=scale(m.p8, 8 * k),
-    )
-
-
-def add(a: Moments, b: Moments) -> Moments:
-    """Return the moments of the values of both.
-
-    >>> add(Moments(1, 0, mean=0.25), Moments(1, 0, mean=0.75)).mean
-    0.5
-    """
-    if not a.n or not b.n:
-        return a if a.n else b
-    # the larger unit: what the smaller one loses to underflow is far below the precision
-    exponent = max(a.exponent, b.exponent)
-    a, b = in_unit(a, exponent), in_unit(b, exponent)
-    n = a.n + b.n
-    share_a, share_b = a.n / n, b.n / n
-    delta = b.mean - a.mean
-    return Moments(
-        n,
-        exponent,
-        a.mean + delta * share_b,
-        a.m2 + b.m2 + delta * delta * share_b * a.n,
-        a.mean_abs * share_a + b.mean_abs * share_b,
-        a.p2 * share_a + b.p2 * share_b,
-        a.p4 * share_a + b.p4 * share_b,
-        a.p8 * share_a + b.p8 * share_b,
-        min(a.low, b.low),
-        max(a.high, b.high),
-        min(a.min_abs, b.min_abs),
-    )
-
-
-def summary_of(
-    m: Moments, counts: tuple[int, int, int, int, int], exponents: Mapping[int, int]
-) -> Summary:
-    """Return a summary; `counts` are the first fields of one, `exponents` count the values.
-
-    >>> summary_of(Moments(), (2, 0, 2, 0, 0), {}).nans
-    2
-    """
-    filled = [exponent for exponent, n in exponents.items() if n]
-    first_bin = min(filled, default=0)
-    bins = tuple(exponents.get(e, 0) for e in range(first_bin, max(filled, default=-1) + 1))
+def summary_of(m: Moments, counts: Sequence[int], exponents: Mapping[int, int]) -> Summary:
+    """Return a summary; `counts` are the first fields of one, `exponents` count the values."""
     if not m.n:
-        figures = (math.nan,) * 10
-    else:
-        variance = m.m2 / (m.n - 1) if m.n > 1 else 0.0
-        std, rm2, rm4, rm8 = (
-            scale(x, m.exponent)
-            for x in (
-                math.sqrt(variance),
-                math.sqrt(m.p2),
-                math.sqrt(math.sqrt(m.p4)),
-                math.sqrt(math.sqrt(math.sqrt(m.p8))),
-            )
+        return _summary(counts, [math.nan] * 10, exponents)
+    variance = m.m2 / (m.n - 1) if m.n > 1 else 0.0
+    mean, std, mean_abs, rm2, rm4, rm8 = (
+        scale(x, m.exponent)
+        for x in (
+            m.mean,
+            math.sqrt(variance),
+            m.mean_abs,
+            math.sqrt(m.p2),
+            math.sqrt(math.sqrt(m.p4)),
+            math.sqrt(math.sqrt(math.sqrt(m.p8))),
         )
-        low, high, min_abs = m.low + 0.0, m.high + 0.0, m.min_abs + 0.0  # -0.0 becomes 0.0
-        mean, mean_abs = scale(m.mean, m.exponent), scale(m.mean_abs, m.exponent)
-        figures = low, high, mean, std, mean_abs, max(-low, high) + 0.0, min_abs, rm2, rm4, rm8
-    return Summary(*counts, *figures, first_bin, bins)
-
-
-def _moments(s: Summary) -> Moments:
-    n = s.finite
-    if not n:
-        return Moments()
-    exponent = unit(s.max_abs)
-    std, rm2, rm4, rm8 = (scale(x, -exponent) for x in (s.std, s.rm2, s.rm4, s.rm8))
-    p2, r4, r8 = rm2 * rm2, rm4 * rm4, rm8 * rm8
-    return Moments(
-        n,
-        exponent,
-        scale(s.mean, -exponent),
-        std * std * (n - 1),
-        scale(s.mean_abs, -exponent),
-        p2,
-        r4 * r4,
-        (r8 * r8) * (r8 * r8),
-        s.min,
-        s.max,
-        s.min_abs,
     )
+    low, high, min_abs = m.low + 0.0, m.high + 0.0, m.min_abs + 0.0  # -0.0 becomes 0.0
+    figures = low, high, mean, std, mean_abs, max(-low, high) + 0.0, min_abs, rm2, rm4, rm8
+    return _summary(counts, figures, exponents)
+
+
+def _summary(
+    counts: Sequence[int], figures: Sequence[float], exponents: Mapping[int, int]
+) -> Summary:
+    first, last = min(exponents, default=0), max(exponents, default=-1)
+    bins = tuple(exponents.get(exponent, 0) for exponent in range(first, last + 1))
+    fields: list[Any] = [*counts, *figures, first, bins]
+    return Summary(*fields)
 
 
 def merge(*summaries: Summary) -> Summary:
-    """Return the summary of all values that the summaries describe.
+    """Return the summary of all values that the summaries describe, at least one of them.
 
     >>> from tensortap.stats import summarize_array
     >>> import numpy as np
@@ -170,15 +88,18 @@ def merge(*summaries: Summary) -> Summary:
     >>> whole.count, whole.mean, whole.std
     (3, 2.0, 1.0)
     """
-    exponents: dict[int, int] = {}
-    for s in summaries:
-        for exponent, n in s.exponents.items():
-            exponents[exponent] = exponents.get(exponent, 0) + n
-    moments = functools.reduce(add, map(_moments, summaries), Moments())
-    count, zeros, nans, posinfs, neginfs = (
-        sum(getattr(s, name) for s in summaries) for name in Summary.__struct_fields__[:5]
-    )
-    return summary_of(moments, (count, zeros, nans, posinfs, neginfs), exponents)
+    if len(summaries) == 1:
+        return summaries[0]
+    names = Summary.__struct_fields__[:15]
+    columns = {
+        name: np.array([getattr(each, name) for each in summaries], np.float64) for name in names
+    }
+    figures = [merge_column(name, columns, np.array([0])).item() for name in names[5:]]
+    counts = [sum(getattr(each, name) for each in summaries) for name in names[:5]]
+    exponents: collections.Counter[int] = collections.Counter()
+    for each in summaries:
+        exponents.update(each.exponents)
+    return _summary(counts, figures, exponents)
 
 
 _COUNTED = Summary.__struct_fields__[:5]
@@ -188,11 +109,7 @@ _POWERS = {"rm2": 2, "rm4": 4, "rm8": 8}
 
 
 def merged_from(statistic: str) -> tuple[str, ...]:
-    """Return the statistics of parts from which one of the whole is computed.
-
-    >>> merged_from("max"), merged_from("std")[5:]
-    (('max',), ('mean', 'std'))
-    """
+    """Return the statistics of parts from which one of the whole is computed."""
     if statistic in _COUNTED or statistic in _EXTREMES:
         return (statistic,)
     return (*_FINITE, "mean", "std") if statistic == "std" else (*_FINITE, statistic)
@@ -205,12 +122,6 @@ def merge_column(
 
     `columns` are the statistics of all summaries that `merged_from` names, group by group;
     `starts` are the rows at which the groups begin.
-
-    >>> parts = {"count": [2, 1], "nans": [0, 0], "posinfs": [0, 0], "neginfs": [0, 0]}
-    >>> parts |= {"max_abs": [2, 3], "mean": [1.5, 3], "std": [0.5**0.5, 0]}
-    >>> columns = {name: np.array(values, float) for name, values in parts.items()}
-    >>> merge_column("mean", columns, np.array([0])), merge_column("std", columns, np.array([0]))
-    (array([2.]), array([1.]))
     """
     if statistic in _COUNTED:
         return np.asarray(np.add.reduceat(columns[statistic], starts))
@@ -228,9 +139,15 @@ def merge_column(
     def figures(name: str) -> Floats:
         return np.asarray(np.ldexp(np.where(n > 0, columns[name], 0.0), down))
 
-    if statistic == "std":
-        mean = figures("mean")
-        away = mean - np.repeat(np.add.reduceat(mean * share, starts), lengths)
+    if statistic in ("mean", "std"):
+        # relative to one of the means, so that equal means stay exact
+        some = np.ldexp(np.nan_to_num(np.fmin.reduceat(columns["mean"], starts)), -unit_of_group)
+        away = np.where(n > 0, figures("mean") - np.repeat(some, lengths), 0.0)
+        rest = np.add.reduceat(away * share, starts)
+    if statistic == "mean":
+        whole = some + rest
+    elif statistic == "std":
+        away = away - np.repeat(rest, lengths)
         squares = figures("std") ** 2 * np.maximum(n - 1, 0) + n * away**2
         whole = np.sqrt(np.add.reduceat(squares, starts) / np.maximum(total - 1, 1))
     else:

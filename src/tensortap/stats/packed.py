@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from tensortap.core.dtypes import DTYPES
 from tensortap.core.record import Summary
+from tensortap.stats.conversion import as_float64
 from tensortap.stats.merge import Moments, summary_of
 
 NARROW, WIDE = 1, 2
@@ -54,11 +55,7 @@ class Layout(NamedTuple):
 
 @functools.cache
 def layout(dtype: str) -> Layout:
-    """Return the layout for a dtype.
-
-    >>> layout("float16")
-    Layout(first=-24, bins=40, wide=False)
-    """
+    """Return the layout for a dtype."""
     row = DTYPES.get(dtype)
     # devices have no arithmetic for complex numbers of 16-bit halves
     if row is None or row.kind == "bits" or (row.kind == "complex" and row.bits < 64):
@@ -68,12 +65,7 @@ def layout(dtype: str) -> Layout:
 
 
 def unpack(vector: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> Summary | None:
-    """Return the summary in a vector, or None if nothing was reduced (a branch not taken).
-
-    >>> import numpy as np
-    >>> unpack(np.zeros(layout("float32").words, np.uint32), "float32", (3,)) is None
-    True
-    """
+    """Return the summary in a vector, or None if nothing was reduced (a branch not taken)."""
     words = np.ascontiguousarray(vector).view(np.uint32).reshape(-1)
     kind = layout(dtype)
     if words.size != kind.words:
@@ -83,13 +75,7 @@ def unpack(vector: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> Summary 
     if words[0] == WIDE:
         figures = words[6:HEAD].view(np.float64).tolist()
     else:
-        halves = words[6:HEAD].view(np.float32).astype(np.float64)
-        # by their bits: if this thread flushes subnormals, a conversion would lose them
-        subnormal = (words[6:HEAD] & np.uint32(0x7F800000)) == 0
-        if subnormal.any():
-            sign = np.where(words[6:HEAD] >> np.uint32(31), -1.0, 1.0)
-            mantissas = (words[6:HEAD] & np.uint32(0x7FFFFF)).astype(np.float64)
-            halves = np.where(subnormal, sign * mantissas * 2.0**-149, halves)
+        halves = as_float64(words[6:HEAD].view(np.float32))
         figures = (halves[0::2] + halves[1::2]).tolist()
     low, high, min_abs, mean, variance, mean_abs, p2, p4, p8 = figures
     count = math.prod(shape)

@@ -2,12 +2,11 @@
 
 The kernel reads the memory once, without the interpreter lock, and large arrays with several
 threads; the figures do not depend on their number. NumPy handles what the kernel does not: foreign
-byte orders, longdouble, and complex numbers with 16-bit parts.
+byte orders, and complex numbers with 16-bit parts.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from typing import Any
 
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from tensortap.core.dtypes import numpy_dtype
 from tensortap.core.record import Summary
 from tensortap.stats import numpy_summary
-from tensortap.stats.conversion import check_numeric
+from tensortap.stats.conversion import as_float64, check_numeric
 
 kernel: Any
 try:
@@ -65,11 +64,6 @@ def summarize_memory(
     """Return the statistics of the array at an address.
 
     `strides` are in bytes; None means C order. The memory must stay valid during the call.
-
-    >>> import numpy as np
-    >>> x = np.array([1.0, -3.0, 2.0], np.float32)
-    >>> summarize_memory(x.ctypes.data, "float32", (3,)).mean
-    0.0
     """
     code = code_of(dtype)
     if code is not None:
@@ -81,10 +75,7 @@ def summarize_memory(
 
 @functools.cache
 def code_of(dtype: str) -> int | None:
-    """Return the kernel's code for a dtype, or None if it has none or was not built.
-
-    >>> code_of("no such thing")
-    """
+    """Return the kernel's code for a dtype, or None if it has none or was not built."""
     if kernel is None:
         return None
     known = getattr(kernel, dtype.upper(), None)
@@ -97,7 +88,8 @@ def code_of(dtype: str) -> int | None:
         return None
     if native.itemsize != 1 or native.name != dtype:
         return None
-    code: int = kernel.add_table(numpy_summary.pattern_values(native).tobytes())
+    values = as_float64(np.arange(256, dtype=np.uint8).view(native))
+    code: int = kernel.add_table(values.tobytes())
     return code
 
 
@@ -113,11 +105,11 @@ def _array_at(
     native = numpy_dtype(dtype)
     if 0 in shape:
         return np.empty(shape, native)
-    if strides is None:
-        strides = np.empty(shape, np.void(native.itemsize).dtype).strides
-    reaches = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
-    before = -sum(min(reach, 0) for reach in reaches)
-    nbytes = before + sum(max(reach, 0) for reach in reaches) + native.itemsize
-    memory = memoryview((ctypes.c_char * nbytes).from_address(address - before))
-    array: NDArray[Any] = np.ndarray(shape, native, memory, before, strides)
-    return array
+
+    class Memory:
+        __array_interface__ = {  # noqa: RUF012  NumPy reads it once
+            "version": 3, "data": (address, True), "typestr": f"|V{native.itemsize}",
+            "shape": shape, "strides": strides,
+        }  # fmt: skip
+
+    return np.asarray(Memory()).view(native)

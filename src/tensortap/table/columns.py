@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -33,7 +33,18 @@ _MIX = tuple(
     (np.uint64(shift), np.uint64(factor))
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 )
-_SEARCHES = 5  # of all rows take as long as an index of them
+
+
+class Exponents(NamedTuple):
+    """The exponent counts of many tensors, one column each: ``counts[i]`` is for ``low + i``.
+
+    `min_abs` and `max_abs` are the exact extremes; 0.0 means that the minimum is unknown.
+    """
+
+    low: int
+    counts: Integers
+    min_abs: Floats
+    max_abs: Floats
 
 
 class GrowingArray:
@@ -71,14 +82,17 @@ class InternedColumn:
         self._codes: dict[str, int] = {}
         self.rows = GrowingArray(np.int32)
 
-    def codes(self, column: pa.ChunkedArray) -> NDArray[np.int32]:
-        """Return the codes of an Arrow column; new texts get new ones."""
-        codes, texts = coded(column)
+    def extend(self, column: pa.ChunkedArray) -> None:
+        """Append the texts of an Arrow column."""
+        self.extend_coded(*coded(column))
+
+    def extend_coded(self, codes: NDArray[Any], texts: list[str]) -> None:
+        """Append texts by their codes; new ones get new codes."""
         for text in texts:
             if text not in self._codes:
                 self._codes[text] = len(self.texts)
                 self.texts.append(text)
-        return np.asarray(np.array([self._codes[text] for text in texts], np.int32)[codes])
+        self.rows.extend(np.array([self._codes[text] for text in texts], np.int32)[codes])
 
     def code(self, text: str) -> int:
         """Return the code of a text, or -1."""
@@ -89,40 +103,16 @@ class SeriesIndex:
     """The rows of each kind and name, by their codes."""
 
     def __init__(self) -> None:
-        self._kinds = self._names = np.empty(0, np.int32)
-        self._pairs: dict[tuple[int, int], None] = {}
         self._rows: dict[tuple[int, int], list[Integers]] = {}
-        self._sorted = 0  # rows that are in `_rows`
-        self._searches = 0
+        self._size = 0
 
     def update(self, kinds: NDArray[np.int32], names: NDArray[np.int32]) -> None:
         """Add the rows that are new in two columns of codes."""
-        start = len(self._kinds)
-        self._kinds, self._names = kinds, names
-        if start < len(kinds):
-            keys, width = _pair_codes(kinds[start:], names[start:])
-            found = np.flatnonzero(np.bincount(keys)).tolist()
-            self._pairs |= dict.fromkeys(divmod(key, width) for key in found)
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return iter(self._pairs)
-
-    def rows(self, kind: int, name: int) -> Integers:
-        """Return the rows of a kind and a name, in ascending order."""
-        self._searches += not self._sorted
-        if not self._sorted and self._searches <= _SEARCHES:  # a first view needs few names
-            return np.flatnonzero((self._names == name) & (self._kinds == kind))
-        self._sort()
-        parts = self._rows.get((kind, name), [])
-        if len(parts) > 1:
-            parts[:] = [np.concatenate(parts)]
-        return parts[0] if parts else np.empty(0, np.int64)
-
-    def _sort(self) -> None:
-        start, self._sorted = self._sorted, len(self._kinds)
-        if start == self._sorted:
+        start, self._size = self._size, len(kinds)
+        if start == len(kinds):
             return
-        keys, width = _pair_codes(self._kinds[start:], self._names[start:])
+        width = int(names.max()) + 1
+        keys = kinds[start:] * np.int32(width) + names[start:]  # kinds are few
         order = stable_order(keys)
         ordered = keys[order]
         edges = np.flatnonzero(np.diff(ordered, prepend=-1))
@@ -130,27 +120,15 @@ class SeriesIndex:
         for first, rows in zip(edges, np.split(order, edges[1:]), strict=False):
             self._rows.setdefault(divmod(int(ordered[first]), width), []).append(rows)
 
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(self._rows)
 
-def _pair_codes(kinds: NDArray[np.int32], names: NDArray[np.int32]) -> tuple[NDArray[Any], int]:
-    """Return kind * width + name, and the width; kinds are few."""
-    width = int(names.max()) + 1
-    return kinds * np.int32(width) + names, width
-
-
-def statistic_array(name: str) -> GrowingArray:
-    """Return an empty column for a statistic."""
-    return GrowingArray(np.bool_ if name == HAS_NUMBER else np.float64)
-
-
-def column_of(statistic: str) -> str:
-    """Return the column of the run format that holds a statistic."""
-    return "number" if statistic in (VALUE, HAS_NUMBER) else statistic
-
-
-def numbers_of(chunk: pa.Table, statistic: str) -> NDArray[Any]:
-    """Return a statistic of rows; NaN where they have none."""
-    cells = chunk.column(column_of(statistic))
-    return is_valid(cells) if statistic == HAS_NUMBER else numbers(cells)
+    def rows(self, kind: int, name: int) -> Integers:
+        """Return the rows of a kind and a name, in ascending order."""
+        parts = self._rows.get((kind, name), [])
+        if len(parts) > 1:
+            parts[:] = [np.concatenate(parts)]
+        return parts[0] if parts else np.empty(0, np.int64)
 
 
 def mixed(columns: Sequence[NDArray[Any]], count: int) -> NDArray[np.uint64]:

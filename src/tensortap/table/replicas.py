@@ -47,20 +47,15 @@ def places_of(parts: Table, rows: Integers) -> Places:
     )
 
 
-def tensor_columns(parts: Table) -> list[NDArray[Any]]:
-    """Return the columns that are equal for parts and replicas of a tensor."""
-    columns: list[NDArray[Any]] = [parts.kind, parts.name, parts.step, parts.dtype]
-    if parts.is_positive("call"):  # it is not copied if every name was called once
-        columns.append(parts.call)
-    return columns
-
-
 def same_tensor(parts: Table, rows: Integers) -> Integers:
     """Return the same number for rows that are parts or replicas of one tensor.
 
     The same call of a name may have been recorded twice on a rank: those are two tensors.
     """
-    tensor = codes(*(column[rows] for column in tensor_columns(parts)))
+    columns: list[NDArray[Any]] = [parts.kind, parts.name, parts.step, parts.dtype]
+    if parts.is_positive("call"):  # it is not copied if every name was called once
+        columns.append(parts.call)
+    tensor = codes(*(column[rows] for column in columns))
     of_rank = codes(tensor, parts.rank[rows])
     sizes = np.bincount(of_rank)
     if (sizes < 2).all():

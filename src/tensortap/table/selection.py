@@ -6,14 +6,15 @@ Errors name what is available.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
 from tensortap.core.errors import NotFound
 from tensortap.core.record import Kind
+from tensortap.runs.reader import listed, nearest_steps
 from tensortap.table.columns import no_such
-from tensortap.table.logframe_schema import tensor_type
+from tensortap.table.kinds import tensor_type
 from tensortap.table.table import Table
 
 _PARAMETERS = (Kind.WEIGHT.value, Kind.WEIGHT_GRADIENT.value, Kind.OPTIMISER_STATE.value)
@@ -36,7 +37,7 @@ def choose_kind(table: Table, tt: Kind | str | None) -> tuple[str, str]:
     if kind is None:
         raise NotFound(no_such("kind", wanted, available))
     if kind not in available:
-        raise NotFound(f"no {kind} here; there is {_and(available)}")
+        raise NotFound(f"no {kind} here; there is {listed(available)}")
     return kind, key
 
 
@@ -51,7 +52,8 @@ def _by_prefix(head: str, available: Sequence[str]) -> str | None:
 def choose_layers(table: Table, kind: str, layer: Layers, key: str = "") -> list[str]:
     """Return names of a kind: all, those that a pattern matches, or the given ones.
 
-    A parameter may be called by its module: ``"fc"`` is ``fc.weight``.
+    A parameter may be called by its module: ``"fc"`` is ``fc.weight``. Of several names, those
+    that only other kinds have are left out.
     """
     available = table.layers(kind)
     if key:
@@ -69,12 +71,18 @@ def choose_layers(table: Table, kind: str, layer: Layers, key: str = "") -> list
     wanted = [layer] if isinstance(layer, str) else list(layer)
     if not wanted:
         raise ValueError("layer must not be empty: leave it out for all")
-    known = set(available)
-    names = (name for each in wanted for name in _resolve(each, kind, available, known, key))
-    return list(dict.fromkeys(names))
+    known = dict.fromkeys(available)
+    found = {each: _resolve(each, kind, known, key) for each in wanted}
+    names = list(dict.fromkeys(name for own in found.values() for name in own))
+    for each in (each for each, own in found.items() if not own):
+        kinds = table.tensor_kinds() if names else []
+        if not any(_resolve(each, other, dict.fromkeys(table.layers(other))) for other in kinds):
+            raise NotFound(no_such(f"{kind} layer", each, available))
+    return names
 
 
-def _resolve(wanted: str, kind: str, available: list[str], known: set[str], key: str) -> list[str]:
+def _resolve(wanted: str, kind: str, known: Collection[str], key: str = "") -> list[str]:
+    """Return which of the known names of a kind a text means."""
     if wanted in known:
         return [wanted]
     if kind in _PARAMETERS:
@@ -83,10 +91,10 @@ def _resolve(wanted: str, kind: str, available: list[str], known: set[str], key:
                 return [name]
     if kind == Kind.OPTIMISER_STATE.value:
         for prefix in (f"{wanted}.weight.", f"{wanted}."):
-            states = [name for name in available if name.startswith(prefix)]
+            states = [name for name in known if name.startswith(prefix)]
             if states:
                 return states
-    raise NotFound(no_such(f"{kind} layer", wanted, available))
+    return []
 
 
 def choose_metrics(table: Table, metric: str | Iterable[str]) -> list[str]:
@@ -120,14 +128,10 @@ def choose_step(table: Table, kind: str, names: Sequence[str], step: int | None)
         raise NotFound(f"no {kind} of {', '.join(names[:3])}")
     if step is None:
         return int(steps[-1])
-    index = int(np.searchsorted(steps, step))
-    if index < len(steps) and steps[index] == step:
+    if step in steps:
         return int(step)
-    near = [str(n) for n in steps[max(0, index - 1) : index + 1].tolist()]
-    word = "step is" if len(near) == 1 else "steps are"
-    raise NotFound(
-        f"no {kind} of {names[0]!r} at step {step}; the nearest captured {word} {_and(near)}"
-    )
+    near = nearest_steps(step, set(steps.tolist()))
+    raise NotFound(f"no {kind} of {names[0]!r} at step {step}; {near}")
 
 
 def choose_rank(table: Table, rank: int | str | None) -> tuple[Table, int | None]:
@@ -141,10 +145,6 @@ def choose_rank(table: Table, rank: int | str | None) -> tuple[Table, int | None
     if rank == "all":
         return table, None
     if rank not in table.ranks():
-        ranks = _and([str(each) for each in table.ranks()])
+        ranks = listed(table.ranks())
         raise NotFound(f"no rank {rank}; there is {ranks}, and rank='all' or 'whole'")
     return table, int(rank)
-
-
-def _and(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensortap.runs.arrow import coded, lists, numbers, row_indices
-from tensortap.table.columns import GrowingArray, is_valid
-from tensortap.table.numbering import codes, distinct, first_of
+from tensortap.runs.arrow import coded
+from tensortap.table.columns import GrowingArray, InternedColumn, is_valid
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,9 +16,9 @@ if TYPE_CHECKING:
     Booleans = NDArray[np.bool_]
     Integers = NDArray[np.int64]
 
-SHARD, LAYOUT, PARTIAL, MESH = 1, 2, 4, 8
+SHARD, LAYOUT, PARTIAL = 1, 2, 4
 """Flags of rows: their place in the whole is known; they have a tag with placements; they are
-partial sums; they have a tag with the mesh."""
+partial sums."""
 
 
 class ShardKeys:
@@ -28,13 +27,8 @@ class ShardKeys:
     columns = ("shape", "shard_offsets", "shard_placements", "tags")  # of the run format
 
     def __init__(self) -> None:
-        self._place = GrowingArray(np.int32)
-        self._batch = GrowingArray(np.int32)
         self._flags = GrowingArray(np.uint8)
-        self._places: dict[Any, int] = {}
-        self._batches: dict[str, int] = {}
-        self._starts: list[int] = []  # the first row of each part that was appended
-        self._meshes: list[str | None] = []  # its mesh; None if it has several
+        self._place, self._batch, self._mesh = (InternedColumn() for _ in range(3))
 
     @property
     def size(self) -> int:
@@ -43,13 +37,13 @@ class ShardKeys:
 
     @property
     def place(self) -> NDArray[np.int32]:
-        """The number of the shape and the offsets of each row."""
-        return self._place.values
+        """The number of the shape and the offsets of each row that is a shard."""
+        return self._place.rows.values
 
     @property
     def batch(self) -> NDArray[np.int32]:
         """The number of the batch that the tags of each row name."""
-        return self._batch.values
+        return self._batch.rows.values
 
     @property
     def flags(self) -> NDArray[np.uint8]:
@@ -60,73 +54,32 @@ class ShardKeys:
         """Return which rows have a flag."""
         return (self.flags[rows] & flag) > 0
 
-    def meshes(self, rows: Integers) -> list[str] | None:
-        """Return the mesh that the tags of each row name, or None if only the tags tell it."""
-        parts = np.searchsorted(self._starts, rows, side="right") - 1
-        found: list[str] = []
-        for part, has_mesh in zip(parts.tolist(), self.has(MESH, rows).tolist(), strict=True):
-            mesh = self._meshes[part]
-            if mesh is None:
-                return None
-            found.append(mesh if has_mesh else "")
-        return found
+    def meshes(self, rows: Integers) -> list[str]:
+        """Return the mesh that the tags of each row name, or ""."""
+        return [self._mesh.texts[code] for code in self._mesh.rows.values[rows]]
 
     def extend(self, cells: pa.Table) -> None:
         """Append the keys of rows."""
-        shapes = [cells.column(name) for name in ("shape", "shard_offsets")]
-        self._place.extend(self._place_codes(shapes))
-        layout, batch, mesh, texts = _tags(
-            cells.column("tags").combine_chunks(), "placements", "batch", "mesh"
-        )
-        words = [*texts, ""]  # the last one is that of rows without the tag, whose code is -1
-        meshes = distinct(mesh[mesh >= 0])
-        self._starts.append(self.size)
-        self._meshes.append(words[meshes[0] if len(meshes) else -1] if len(meshes) < 2 else None)
-        batches = [self._batches.setdefault(word, len(self._batches)) for word in words]
-        self._batch.extend(np.array(batches, np.int32)[batch])
-        flags = SHARD * is_valid(shapes[1]) + PARTIAL * _is_partial(
-            cells.column("shard_placements")
-        )
-        self._flags.extend(flags + LAYOUT * (layout >= 0) + MESH * (mesh >= 0))
+        import pyarrow as pa
+        import pyarrow.compute as pc
 
-    def _place_codes(self, shapes: list[pa.ChunkedArray]) -> NDArray[np.int32]:
-        local = codes(*map(_list_codes, shapes))
-        first = row_indices(first_of(local))
-        keys = zip(*(column.take(first).to_pylist() for column in shapes), strict=True)
-        texts = [(tuple(shape or ()), tuple(offsets or ())) for shape, offsets in keys]
-        places = [self._places.setdefault(text, len(self._places)) for text in texts]
-        return np.array(places, np.int32)[local]
-
-
-def _is_partial(placements: pa.ChunkedArray) -> Booleans:
-    """Return which rows are partial sums."""
-    lengths, items, words = _text_lists(placements)
-    is_sum = np.array([word.startswith("P") for word in words], np.bool_)[items]
-    sums, ends = np.append(0, np.cumsum(is_sum)), np.cumsum(lengths)
-    return np.asarray(sums[ends] > sums[ends - lengths])
-
-
-def _list_codes(column: pa.ChunkedArray) -> Integers:
-    """Return codes of a column of lists of integers."""
-    lengths, items = lists(column)
-    starts, items = np.cumsum(lengths) - lengths, np.append(items, 0)
-    places = range(int(lengths.max(initial=0)))
-    at = [np.where(lengths > i, items[np.where(lengths > i, starts + i, 0)], 0) for i in places]
-    return codes(lengths, *at)
-
-
-def _text_lists(column: pa.ChunkedArray) -> tuple[Integers, Integers, list[str]]:
-    """Return the lengths of lists of texts, the codes of all items, and the texts."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    lengths = np.nan_to_num(numbers(pc.list_value_length(column))).astype(np.int64)
-    items, texts = coded(pa.chunked_array([c.flatten() for c in column.chunks], pa.string()))
-    return lengths, items.astype(np.int64), texts
+        shape, offsets, placements, tags = (cells.column(name) for name in self.columns)
+        texts = [pc.binary_join(c.cast(pa.list_(pa.string())), ",") for c in (shape, offsets)]
+        self._place.extend(pc.binary_join_element_wise(*texts, ":"))  # null if there is no shard
+        layout, batch, mesh, words = _tags(tags.combine_chunks(), "placements", "batch", "mesh")
+        self._batch.extend_coded(batch, words)
+        self._mesh.extend_coded(mesh, words)
+        code, words = coded(pc.binary_join(placements, " "))
+        is_partial = np.array(["P" in word for word in words], np.bool_)[code]
+        flags = SHARD * is_valid(offsets) + LAYOUT * (layout >= 0) + PARTIAL * is_partial
+        self._flags.extend(flags)
 
 
 def _tags(cells: pa.MapArray, *keys: str) -> tuple[Any, ...]:
-    """Return the codes of the values that each tag has, -1 for none, and the values."""
+    """Return codes of the texts that each tag has, -1 for none, and the texts; "" is the last.
+
+    `map_lookup` takes ten times as long.
+    """
     import pyarrow as pa
 
     ends = np.from_dlpack(cells.offsets) if len(cells) else np.zeros(1, np.int32)
@@ -136,9 +89,8 @@ def _tags(cells: pa.MapArray, *keys: str) -> tuple[Any, ...]:
     row = np.repeat(np.arange(len(cells)), np.diff(ends))
     found = []
     for key in keys:
-        codes_of_row = np.full(len(cells), -1)
-        if key in known:
-            at = np.flatnonzero(names == known.index(key))
-            codes_of_row[row[at]] = items[at]
-        found.append(codes_of_row)
-    return *found, texts
+        at = names == (known.index(key) if key in known else -1)
+        codes = np.full(len(cells), -1)
+        codes[row[at]] = items[at]
+        found.append(codes)
+    return *found, [*texts, ""]

@@ -64,11 +64,6 @@ class RowSource(Protocol):
     clipped: bool  # whether exponents outside a range were counted in two columns, below and above
     outdated: bool  # whether reported rows are no longer right: the table starts over
 
-    @property
-    def has_shards(self) -> bool:
-        """Whether several ranks wrote files, so that whole tensors will be asked for."""
-        ...
-
     def refresh(self) -> None:
         """Look for new rows."""
         ...
@@ -136,10 +131,6 @@ class RunSource:
         self._next: dict[int, tuple[int, int]] = {}  # rank → part and row to read next
         self._started = False
         self._sealed: tuple[Any, Any] = (None, None)  # the columns of a part that were read last
-
-    @property
-    def has_shards(self) -> bool:
-        return len(self.reader.by_rank) > 1
 
     def refresh(self) -> None:
         if self._started:
@@ -236,7 +227,7 @@ class RecordSource:
     """
 
     statistics = ALL_STATISTICS
-    clipped = outdated = has_shards = is_parallel = False
+    clipped = outdated = is_parallel = False
 
     def __init__(
         self,
@@ -321,7 +312,7 @@ def source_of(origin: Any) -> Callable[[], RowSource]:
     if since is not None:
         return lambda: RecordSource(_following(since), bounded=True, values=False)
     if hasattr(origin, "columns") and hasattr(origin, "attrs"):
-        return lambda: offer("logframe rows")(origin)
+        return lambda: offer("table.frame rows")(origin)
 
     def unseen(count: int) -> Iterable[Record]:
         return itertools.islice(getattr(origin, "records", origin), count, None)

@@ -25,28 +25,25 @@ from tensortap.core.record import Kind, Record
 from tensortap.runs.arrow import numbers, row_indices
 from tensortap.runs.rows import STATISTICS
 from tensortap.runs.run_reader import RunReader
-from tensortap.stats.formats import Exponents
-from tensortap.stats.merge import merged_from
 from tensortap.table.columns import (
     ALERT,
     HAS_NUMBER,
     NONFINITE_COUNTS,
     VALUE,
+    Exponents,
     GrowingArray,
     InternedColumn,
     SeriesIndex,
     alerts_of,
-    column_of,
     dense_counts,
     digest_bits,
     has_tag,
+    is_valid,
     mean_per_step,
     mixed,
     no_such,
-    numbers_of,
-    statistic_array,
 )
-from tensortap.table.logframe_schema import KINDS
+from tensortap.table.kinds import KINDS
 from tensortap.table.numbering import distinct, stable_order
 from tensortap.table.shard_keys import ShardKeys
 from tensortap.table.sources import (
@@ -191,48 +188,20 @@ class Table:
         return len(self) > start
 
     def _append_rows(self, start: int) -> None:
-        """Read the columns of the index, and what is read along with them."""
-        along = self._read_along(start)
-        columns: dict[str, tuple[GrowingArray, Callable[[Any], NDArray[Any]]]] = {
-            **{name: (column.rows, column.codes) for name, column in self._texts.items()},
-            **{name: (column, numbers) for name, column in self._integers.items()},
-            **{name: (self._statistics[name], numbers) for name in along if name in STATISTICS},
-        }
+        """Read the columns of the index."""
         count = sum(map(len, self._blocks())) - start
-        for column, _ in columns.values():
+        for column in (*self._integers.values(), *(text.rows for text in self._texts.values())):
             column.reserve(count)
-        more = [*ShardKeys.columns, "number"] if along else []
-        for chunk in self.read([*columns, *more], start):
-            for name, (column, values_of) in columns.items():
-                column.extend(values_of(chunk.column(name)))
-            if along:
-                self._keys.extend(chunk)
-                for name in (VALUE, HAS_NUMBER):
-                    self._statistics[name].extend(numbers_of(chunk, name))
-
-    def _read_along(self, start: int) -> list[str]:
-        """Return the statistics to read in the pass that reads the index.
-
-        Whole tensors and the first page need them; every pass opens the files of all ranks.
-        """
-        if not self._source.has_shards or self._keys.size < start:
-            return []
-        first = (*merged_from("rm2"), VALUE, HAS_NUMBER)
-        if not start:
-            self._statistics = {name: statistic_array(name) for name in first}
-        if any(n not in self._statistics or self._statistics[n].size < start for n in first):
-            return []
-        return [name for name, column in self._statistics.items() if column.size == start]
-
-    @property
-    def has_shard_keys(self) -> bool:
-        """True once `shard_keys` has read all rows."""
-        return self._keys.size == len(self)
+        for chunk in self.read([*self._texts, *self._integers], start):
+            for name, text in self._texts.items():
+                text.extend(chunk.column(name))
+            for name, column in self._integers.items():
+                column.extend(numbers(chunk.column(name)))
 
     def shard_keys(self) -> ShardKeys:
         """Return which shards and batches the rows are of."""
         with self.lock:
-            if not self.has_shard_keys:
+            if self._keys.size < len(self):
                 for chunk in self.read([*ShardKeys.columns], self._keys.size):
                     self._keys.extend(chunk)
             return self._keys
@@ -266,14 +235,17 @@ class Table:
         return self.values_at(statistic)
 
     def _statistic(self, statistic: str) -> GrowingArray:
+        is_flag = statistic == HAS_NUMBER
         if statistic not in self._statistics:
-            if statistic != HAS_NUMBER and not self.has(statistic):
+            if not is_flag and not self.has(statistic):
                 raise NotFound(no_such("statistic", statistic, self.statistics()))
-            self._statistics[statistic] = statistic_array(statistic)
+            self._statistics[statistic] = GrowingArray(np.bool_ if is_flag else np.float64)
         column = self._statistics[statistic]
         if column.size < len(self):
-            for chunk in self.read([column_of(statistic)], column.size):
-                column.extend(numbers_of(chunk, statistic))
+            name = "number" if statistic in (VALUE, HAS_NUMBER) else statistic
+            for chunk in self.read([name], column.size):
+                cells = chunk.column(name)
+                column.extend(is_valid(cells) if is_flag else numbers(cells))
         return column
 
     def is_positive(self, name: str) -> bool:
@@ -385,6 +357,19 @@ class Table:
         if ((apart > 0) | ((apart == 0) & (np.diff(seq) >= 0))).all():  # they came rank by rank
             return rows[stable_order(step - step.min(initial=0))]
         return rows[np.lexsort((seq, ranks, step))]
+
+    def newest(self, names: int | None = None) -> tuple[Integers, Integers]:
+        """Return the newest row of every name, kind and rank, by name, and how many each has.
+
+        With `names`, of so many of the first names.
+        """
+        rows = np.flatnonzero(self.name < (len(self.names) if names is None else names))[::-1]
+        kinds, size = len(self.kinds), len(self.names)
+        key = (self.rank[rows].astype(np.int64) * kinds + self.kind[rows]) * size + self.name[rows]
+        _, first, counts = np.unique(key, return_index=True, return_counts=True)
+        found = rows[first]
+        order = np.lexsort((self.rank[found], self.values_at("seq", found), self.name[found]))
+        return found[order], counts[order]
 
     def layers(self, kind: str | None = None) -> list[str]:
         """Return the names of a kind, or all but metrics, in order of first appearance."""

@@ -25,9 +25,9 @@ from tensortap.runs.arrow import dictionary_array, lists, number_array, numbers,
 from tensortap.runs.rows import STATISTICS
 from tensortap.stats.merge import merge_column, merged_from
 from tensortap.table.columns import NONFINITE_COUNTS
-from tensortap.table.logframe_schema import KINDS
+from tensortap.table.kinds import KINDS
 from tensortap.table.numbering import codes, distinct, first_of, stable_order
-from tensortap.table.replicas import places_of, same_tensor, tensor_columns, unequal_groups
+from tensortap.table.replicas import places_of, same_tensor, unequal_groups
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +44,6 @@ _TEXTS = {"name": "names", "kind": "kinds", "dtype": "dtypes"}
 _INTEGERS = ("step", "rank", "call", "seq")
 _HELD = (*_TEXTS, *_INTEGERS, "number", *STATISTICS)
 _AWAITED_STEPS = 3  # of so many recorded steps, a growing table waits for ranks that are behind
-_SLICE = 1 << 17  # rows that are grouped at a time, if they have several steps; bounds memory
 
 
 class WholeSource:
@@ -55,7 +54,7 @@ class WholeSource:
     `outdated`.
     """
 
-    bounded = clipped = has_shards = False
+    bounded = clipped = False
 
     def __init__(self, parts: Table) -> None:
         self._parts = parts
@@ -90,14 +89,9 @@ class WholeSource:
             self._waiting, rows = rows[~ready], rows[ready]
         self._waits = True
         if len(rows):
-            slices = self._slices(rows)
-            for each in reversed(slices):  # the last one with tensors has their last step
-                tensors = each[self._is_tensor(each)]
-                if len(tensors):
-                    self._reported_step = max(self._reported_step, int(parts.step[tensors].max()))
-                    break
-            made = [WholeBlock(parts, *self._grouped(each)) for each in slices]
-            self.blocks = [*self.blocks, *made]
+            last = parts.step[rows].max(initial=self._reported_step, where=self._is_tensor(rows))
+            self._reported_step = int(last)
+            self.blocks = [*self.blocks, WholeBlock(parts, *self._grouped(rows))]
 
     def _is_late(self, rows: Integers) -> bool:
         """Return whether a row is of a step whose tensors were already merged."""
@@ -127,21 +121,6 @@ class WholeSource:
         of_kind = np.array([kind in KINDS for kind in self._parts.kinds], np.bool_)
         return np.asarray(of_kind[self._parts.kind[rows]])
 
-    def _slices(self, rows: Integers) -> list[Integers]:
-        """Return the rows in slices of ascending steps, if there are many."""
-        if len(self._last_steps) < 2 or len(rows) <= _SLICE:
-            return [rows]
-        is_range = len(rows) == rows[-1] - rows[0] + 1  # as when a run is opened
-        span = slice(rows[0], rows[-1] + 1)
-        step_code = codes(self._parts.step[span if is_range else rows])
-        slice_of_step = (np.cumsum(np.bincount(step_code)) - 1) // _SLICE
-        slice_of_row = slice_of_step.astype(np.uint16)[step_code]
-        del step_code  # as large as the rows
-        order = np.argsort(slice_of_row, kind="stable")
-        rows = np.add(order, rows[0], out=order) if is_range else rows[order]
-        ends = np.cumsum(np.bincount(slice_of_row))
-        return np.split(rows, ends[:-1])
-
     def _grouped(self, rows: Integers) -> tuple[Integers, Integers]:
         """Return the rows to merge, group by group, and how many each group has."""
         parts = self._parts
@@ -152,9 +131,6 @@ class WholeSource:
             rows = rows[stable_order(rank)]
         parts.prefetch(merged_from("rm2"))  # what figures show first
         is_tensor = self._is_tensor(rows) & ~np.isnan(parts.column("count")[rows])
-        aligned = _aligned_groups(parts, rows, is_tensor)
-        if aligned is not None:
-            return aligned
         tensors = np.flatnonzero(is_tensor)
         groups = same_tensor(parts, rows[tensors])
         sizes = np.bincount(groups)
@@ -166,7 +142,7 @@ class WholeSource:
         # a group is merged into its first row
         first[tensors] = np.where(is_split, tensors, tensors[first_of(groups)[groups]])
         leader = rows[first[kept]]
-        order = stable_order(leader)
+        order = np.argsort(leader, kind="stable")  # ranks are sorted already
         starts = np.flatnonzero(np.diff(leader[order], prepend=-1))
         return rows[kept][order], np.diff(np.append(starts, len(order)))
 
@@ -302,84 +278,24 @@ def _merged_bins(bins: pa.Table, starts: Integers) -> tuple[pa.Array, pa.Array]:
     return number_array(low), pa.ListArray.from_arrays(ends, number_array(dense))
 
 
-def _aligned_groups(
-    parts: Table, rows: Integers, is_tensor: Booleans
-) -> tuple[Integers, Integers] | None:
-    """Return the groups of rows if all ranks recorded the same tensors in the same order.
-
-    The rows are then a matrix of ranks × records, and nothing needs to be sorted. `rows` are by
-    rank. Return None for other rows, and for those that have something to be left apart.
-    """
-    rank = parts.rank[rows]
-    width = int(np.argmax(rank != rank[0]))
-    if len(rows) % width or (rows[1:] < rows[:-1]).any():
-        return None
-    grid, rank = rows.reshape(-1, width), rank.reshape(-1, width)
-    is_tensor = is_tensor.reshape(-1, width)
-    if (rank != rank[:, :1]).any() or (rank[1:, 0] == rank[:-1, 0]).any():
-        return None
-    identity = tensor_columns(parts)
-    if any(map(_differs, (is_tensor, *(column[grid] for column in identity)))):
-        return None
-    tensors, alone = np.flatnonzero(is_tensor[0]), np.flatnonzero(~is_tensor[0])
-    if len(distinct(codes(*(column[grid[0, tensors]] for column in identity)))) < len(tensors):
-        return None  # a rank recorded a tensor twice
-    kept = np.ones(grid.shape, np.bool_)
-    replicas = _first_replicas(parts, grid[:, tensors])
-    if replicas is None:
-        return None
-    kept[:, tensors] = replicas
-    kept[1:, alone] = False
-    lengths = np.append(kept.sum(axis=0), np.ones((len(grid) - 1) * len(alone), np.int64))
-    return np.append(grid.T[kept.T], grid[1:, alone]), lengths
-
-
-def _differs(cells: NDArray[Any]) -> bool:
-    """Return whether a row of a matrix differs from the first."""
-    return bool((cells != cells[0]).any())
-
-
-def _first_replicas(parts: Table, grid: Integers) -> Booleans | None:
-    """Return which parts of tensors no lower rank has; None if they cannot all be merged.
-
-    `grid` has the rows of ranks × tensors.
-    """
-    keys = parts.shard_keys()
-    if _differs(keys.flags[grid]):
-        return None
-    first = places_of(parts, grid[0])  # but for batch and place, those of all ranks
-    checked = first.must_agree
-    if first.apart.any() or (checked.any() and _differs(parts.contents()[grid[:, checked]])):
-        return None
-    # tensors of which every rank has a batch of its own have no replicas: the batch is the rank
-    shared = np.flatnonzero(places_of(parts, grid[-1]).batch <= 0)
-    rows = grid[:, shared]
-    place = np.where(first.place[shared] < 0, -1, keys.place[rows])
-    batch = np.where(first.batch[shared] < 0, keys.batch[rows], 0)
-    tensor = np.broadcast_to(np.arange(len(shared)), rows.shape)
-    same = codes(tensor.ravel(), batch.ravel(), place.ravel())
-    is_first = np.zeros(len(same), np.bool_)
-    is_first[first_of(same)] = True
-    kept = np.ones(grid.shape, np.bool_)
-    kept[:, shared] = is_first.reshape(rows.shape)
-    return kept
-
-
 def _mergeable(parts: Table, rows: Integers, groups: Integers) -> tuple[Booleans, Booleans]:
     """Return which rows are of groups that cannot be merged, and which rows to keep.
 
     `rows` are by rank. Of replicas, the first is kept.
     """
     places = places_of(parts, rows)
-    within = codes(groups, places.batch)
     is_split = np.zeros(int(groups.max(initial=-1)) + 1, np.bool_)
     if places.apart.any():
         is_split[groups[places.apart]] = True
     checked = np.flatnonzero(places.must_agree)
     if len(checked):
+        within = codes(groups, places.batch)
         unequal = unequal_groups(parts, rows, within)
         is_split[groups[checked[unequal[within[checked]]]]] = True
-    split = is_split[groups]
-    first = np.zeros(len(rows), np.bool_)
-    first[first_of(codes(within, places.place))] = True
+    split, first = is_split[groups], np.ones(len(rows), np.bool_)
+    # without a layout, every rank has its own batch, whose number is the rank: no replicas
+    shared = np.flatnonzero(places.batch <= 0)
+    same = codes(groups[shared], places.batch[shared], places.place[shared])
+    first[shared] = False
+    first[shared[first_of(same)]] = True
     return split, first | split

@@ -39,11 +39,7 @@ def is_hint(record: Record) -> bool:
 
 
 def value_line(value: Value) -> str:
-    """Return a value in one line; containers show their first parts.
-
-    >>> value_line(Items("list", (1, 2.5)))
-    'list of 2: 1; 2.5'
-    """
+    """Return a value in one line; containers show their first parts."""
     if isinstance(value, TensorData):
         try:
             return tensors.describe_array(as_numpy(value), value.dtype, value.shape)

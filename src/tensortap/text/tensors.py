@@ -33,11 +33,7 @@ _IEEE = {"float8_e4m3": "f8e4m3ieee"}
 
 
 def short_dtype(name: str) -> str:
-    """Return the short name of a dtype; an unknown name as it is.
-
-    >>> [short_dtype(n) for n in ("bfloat16", "float8_e4m3fn", "uint8", "complex64", "bool")]
-    ['bf16', 'f8e4m3', 'u8', 'c64', 'bool']
-    """
+    """Return the short name of a dtype; an unknown name as it is."""
     if name in _IEEE:
         return _IEEE[name]
     if match := _CODE.fullmatch(name):
@@ -51,33 +47,23 @@ def short_dtype(name: str) -> str:
 
 
 def number(x: float, digits: int = 3) -> str:
-    """Format a number with three significant digits, in scientific notation if huge or tiny.
-
-    >>> [number(x) for x in (0.01, -2.104, 1234.5, 1e6, 1.5e-7, 99999.9)]
-    ['0.01', '-2.1', '1234', '1e6', '1.5e-7', '1e5']
-    """
+    """Format a number with three significant digits, in scientific notation if huge or tiny."""
     if math.isnan(x):
         return "NaN"
     if math.isinf(x):
         return "Inf" if x > 0 else "-Inf"
     if x == 0:
         return "0"
-    mantissa, exponent = f"{x:.{digits - 1}e}".split("e")
-    power = int(exponent)
+    rounded = f"{x:.{digits - 1}e}"
+    power = int(rounded.partition("e")[2])
     if -4 < power < max(5, digits):
         text = f"{x:.{max(digits - 1 - power, 0)}f}"
         return text.rstrip("0").rstrip(".") if "." in text else text
-    if "." in mantissa:
-        mantissa = mantissa.rstrip("0").rstrip(".")
-    return f"{mantissa}e{power}"
+    return _scientific(rounded)
 
 
 def short(value: object) -> str:
-    """Describe a plain Python value in a few words; anything else by its type.
-
-    >>> short(0.1 + 0.2), short("it works"), short(None), short(10**30), short([1, 2])
-    ('0.3', "'it works'", 'None', '1e30', '<list>')
-    """
+    """Describe a plain Python value in a few words; anything else by its type."""
     if value is None or isinstance(value, bool):
         return str(value)
     if isinstance(value, int):
@@ -96,13 +82,18 @@ def short(value: object) -> str:
 def _integer(value: int) -> str:
     if abs(value) < 1 << 64:
         return str(value)
-    # by hand: such an int may be too large for a float, and for str() as well
-    power = int((abs(value).bit_length() - 1) * math.log10(2))
-    leading = abs(value) // 10 ** max(power - 3, 0)
-    sign = "-" if value < 0 else ""
-    mantissa, exponent = f"{leading:.2e}".split("e")
-    mantissa = mantissa.rstrip("0").rstrip(".")
-    return f"{sign}{mantissa}e{int(exponent) + max(power - 3, 0)}"
+    # by hand: such an int may be too large for a float, for str(), and for Decimal in finite time
+    power = max(int((abs(value).bit_length() - 1) * math.log10(2)) - 3, 0)
+    leading = abs(value) // 10**power
+    return _scientific(f"{'-' if value < 0 else ''}{leading:.2e}", power)
+
+
+def _scientific(text: str, more: int = 0) -> str:
+    """Return ``1.50e-07`` as ``1.5e-7``, times a power of ten."""
+    mantissa, exponent = text.split("e")
+    if "." in mantissa:
+        mantissa = mantissa.rstrip("0").rstrip(".")
+    return f"{mantissa}e{int(exponent) + more}"
 
 
 def sketch(array: NDArray[Any], summary: Summary, width: int = 8) -> str:
@@ -110,16 +101,10 @@ def sketch(array: NDArray[Any], summary: Summary, width: int = 8) -> str:
 
     Only a sketch: of a large array it looks at an evenly spaced sample of at most 65,536
     values, always the same ones. `·` stands for an interval where none was seen.
-
-    >>> import numpy as np
-    >>> from tensortap.stats import summarize_array
-    >>> x = np.array([0.0, 0.1, 0.2, 5.0, 9.8, 10.0])
-    >>> sketch(x, summarize_array(x), width=5)
-    '█·▃·▆'
     """
     import numpy as np
 
-    from tensortap.stats.conversion import pieces
+    from tensortap.stats.conversion import as_real
 
     low, high = summary.min, summary.max
     if not summary.finite or low == high or array.dtype == np.bool_ or not math.isfinite(high):
@@ -133,7 +118,7 @@ def sketch(array: NDArray[Any], summary: Summary, width: int = 8) -> str:
     # in a unit near the largest: the range of float64 itself is wider than float64
     unit = -math.frexp(summary.max_abs)[1] - 1
     with np.errstate(all="ignore"):
-        x = np.concatenate([piece.values for piece in pieces(sample) if not piece.shift])
+        x = as_real(sample)
         x = np.ldexp(x[np.isfinite(x)], unit)
         first, last = math.ldexp(low, unit), math.ldexp(high, unit)
         where = ((x - first) * (width / (last - first))).clip(0, width - 1).astype(np.int64)
@@ -186,19 +171,8 @@ def _is_integer(dtype: str) -> bool:
     return re.fullmatch(r">?[iu]\d+", short_dtype(dtype)) is not None
 
 
-def _is_complex(dtype: str) -> bool:
-    return re.fullmatch(r">?b?c\d+", short_dtype(dtype)) is not None
-
-
 def line(summary: Summary, dtype: str, shape: tuple[int, ...], sketch: str = "") -> str:
-    """Return the line for a tensor with a known summary.
-
-    >>> import numpy as np
-    >>> from tensortap.stats import summarize_array
-    >>> x = np.array([[1.0, 2.0], [4.0, np.nan]])
-    >>> line(summarize_array(x), "float64", (2, 2))
-    '[2, 2] f64 x∈[1 4] μ=2.33 σ=1.53 NaN 1!'
-    """
+    """Return the line for a tensor with a known summary."""
     words = [f"[{', '.join(map(str, shape))}]"] if shape else []
     words += [short_dtype(dtype), _body(summary, dtype, sketch)]
     counts = (("NaN", summary.nans), ("+Inf", summary.posinfs), ("-Inf", summary.neginfs))
@@ -220,7 +194,7 @@ def _body(s: Summary, dtype: str, sketch: str) -> str:
         return ""
     if dtype == "bool":
         return _truth(s)
-    name = "|z|" if _is_complex(dtype) else "x"
+    name = "|z|" if re.fullmatch(r">?b?c\d+", short_dtype(dtype)) else "x"
     if s.count == 1:
         value = _figure(s.min, dtype, 6)
         return value if name == "x" else f"{name}={value}"
@@ -255,12 +229,7 @@ def _figure(x: float, dtype: str, digits: int = 3) -> str:
 def describe_array(
     array: NDArray[Any], dtype_name: str | None = None, shape: tuple[int, ...] | None = None
 ) -> str:
-    """Return the line for an array; dtype and shape may be those of the original tensor.
-
-    >>> import numpy as np
-    >>> describe_array(np.arange(8, dtype=np.uint8), shape=(2, 4))
-    '[2, 4] u8 x∈[0 ████████ 7] μ=3.5 σ=2.45'
-    """
+    """Return the line for an array; dtype and shape may be those of the original tensor."""
     from tensortap.stats import summarize_array
 
     dtype = dtype_name or array.dtype.name
@@ -273,12 +242,7 @@ def describe_array(
 
 
 def styled(line: str) -> Text:
-    """Return the line with colors for a terminal; non-finite values are red.
-
-    >>> text = styled("[4] f32 all NaN 4!")
-    >>> text.plain, [str(span.style) for span in text.spans]
-    ('[4] f32 all NaN 4!', ['dim', 'cyan', 'bold red'])
-    """
+    """Return the line with colors for a terminal; non-finite values are red."""
     from rich.text import Text
 
     text = Text(line)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tensortap.core.buffers import Pool, view_of
-from tensortap.core.dtypes import float_values, numpy_dtype
+from tensortap.core.dtypes import numpy_dtype
 from tensortap.core.record import Record, TensorData
 from tensortap.values.adapters import adapter_of
 from tensortap.values.protocol import SMALL
@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 
 def as_numpy(tensor: TensorData) -> NDArray[Any]:
-    """Return a read-only array over the bytes of a tensor, valid as long as its record.
-
-    A float that NumPy lacks is decoded into float32.
-    """
+    """Return a read-only array over the bytes of a tensor, valid as long as its record."""
     import numpy
 
     dtype: Any = numpy_dtype(tensor.dtype)
@@ -30,9 +27,7 @@ def as_numpy(tensor: TensorData) -> NDArray[Any]:
     view = view_of(tensor.data)
     if not view.nbytes:
         return numpy.empty(tensor.shape, dtype)
-    array = numpy.frombuffer(view, dtype).reshape(tensor.shape)
-    decoded = float_values(tensor.dtype)
-    return array if decoded is None else decoded[array]
+    return numpy.frombuffer(view, dtype).reshape(tensor.shape)
 
 
 def array_of(value: Any) -> NDArray[Any] | None:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import tensortap as tap
-from tensortap.rooms.health.analyses.experts import routing, top_experts
+from tensortap.rooms.health.analyses.experts import routing
 
 CLOSE = 1e-12
 
@@ -127,7 +127,7 @@ def test_calls_of_a_step_add_up():
 
 def test_dropped_choices_as_indices_and_as_a_mask():
     logits = np.random.default_rng(0).standard_normal((50, 6))
-    chosen = top_experts(logits, 1)
+    chosen = logits.argmax(axis=1)[:, None]
     mask = np.zeros((50, 6), bool)
     mask[np.arange(50), chosen[:, 0]] = True
     mask[:10] = False
@@ -135,11 +135,6 @@ def test_dropped_choices_as_indices_and_as_a_mask():
     for found in (routing(logits, chosen), routing(logits, mask)):
         assert found.dropped == pytest.approx(0.2, rel=CLOSE)
         assert found.tokens.tolist() == mask.sum(axis=0).tolist()
-
-
-def test_one_expert_and_no_tokens():
-    assert routing(np.zeros((3, 1)), np.zeros((3, 1), int)).load_entropy == 0
-    assert routing(np.zeros((0, 4)), np.zeros((0, 2), int)).tokens.tolist() == [0, 0, 0, 0]
 
 
 SMALL = {
@@ -153,12 +148,6 @@ LATENT = dict(
 )  # fmt: skip
 MODELS = {
     "Mixtral": dict(**SMALL, num_local_experts=4),
-    "Qwen2Moe": dict(
-        **SMALL, num_experts=4, moe_intermediate_size=8, shared_expert_intermediate_size=8
-    ),
-    "Qwen3Moe": dict(**SMALL, num_experts=4, moe_intermediate_size=8, head_dim=8),
-    "Olmoe": dict(**SMALL, num_experts=4, eos_token_id=1),
-    "DeepseekV2": dict(**LATENT, n_group=1),
     "DeepseekV3": dict(**LATENT, n_group=2),
     "SwitchTransformers": {
         "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_decoder_layers": 2,

@@ -8,8 +8,8 @@ from torch import nn
 
 import tensortap as tap
 from tensortap.core.record import Kind
-from tensortap.rooms.health.analyses import FAMILIES
 from tensortap.rooms.health.analyses.analysis import Analysis
+from tensortap.rooms.health.analyzing import FAMILIES
 
 
 def model():
@@ -66,7 +66,7 @@ class Broken(Analysis):
 
 
 def test_an_error_in_an_analysis_does_not_reach_the_training(monkeypatch, caplog):
-    monkeypatch.setitem(FAMILIES, "broken", Broken)
+    monkeypatch.setitem(FAMILIES, "broken", f"{__name__}:Broken")
     before = tap.receipt().dropped
     plain, observed = model(), model()
     for net, options in ((plain, {}), (observed, {"analyses": ["broken"]})):
@@ -89,13 +89,13 @@ class Listening(Analysis):
         self.heard.append(("gradient", name))
 
     def after_backward(self, found):
-        self.heard.append(("after_backward", len(found.items)))
+        self.heard.append(("after_backward", len(found)))
 
     def before_update(self, found):
-        self.heard.append(("before_update", len(found.items)))
+        self.heard.append(("before_update", len(found)))
 
     def after_update(self, found):
-        self.heard.append(("after_update", len(found.items)))
+        self.heard.append(("after_update", len(found)))
 
     def end_step(self):
         self.heard.append(("end_step",))
@@ -103,7 +103,7 @@ class Listening(Analysis):
 
 
 def test_what_happens_in_a_step_is_told_in_its_order(monkeypatch):
-    monkeypatch.setitem(FAMILIES, "listening", Listening)
+    monkeypatch.setitem(FAMILIES, "listening", f"{__name__}:Listening")
     Listening.heard.clear()
     net = model()
     tracker = train(

@@ -98,7 +98,7 @@ def test_threads_share_a_reader(server):
     with LiveReader(server.address) as reader:
 
         def work():
-            found = [reader.load(reader.records("large")[0]) for _ in range(20)]
+            found = [reader.load(reader.records("large")[0]) for _ in range(5)]
             wrong.extend(one for one in found if one != RECORDS[10])
 
         threads = [threading.Thread(target=work) for _ in range(4)]

@@ -135,43 +135,55 @@ class RawClient:
 
 
 class Proxy:
-    """A TCP relay on localhost that records every byte."""
+    """A TCP relay that records every byte, and that can be cut or hold back what servers say."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self.target = (host, port)
+    def __init__(self, port: int) -> None:
         self.seen = bytearray()
-        self.sent = bytearray()  # by the client alone
-        self._closed = False
+        self.sent = bytearray()  # by clients alone
+        self.deaf = False  # what the server says does not arrive
+        self._target = port
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
-        self._sockets: list[socket.socket] = [self._listener]
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
-        while not self._closed:
-            try:
-                here, _ = self._listener.accept()
-                there = socket.create_connection(self.target)
-            except OSError:
-                return
-            self._sockets += [here, there]
-            for one, other in ((here, there), (there, here)):
-                threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
-
-    def _pump(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._target))
+                self._pairs.append((client, server))
+                for pair in ((client, server, True), (server, client, False)):
+                    threading.Thread(target=self._pass, args=pair, daemon=True).start()
+
+    def _read(self, source: socket.socket) -> bytes:
+        return source.recv(1 << 16)
+
+    def _pass(self, source: socket.socket, target: socket.socket, up: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := self._read(source):
                 self.seen += data
-                if target.getpeername()[1] == self.target[1]:
+                if up:
                     self.sent += data
-                target.sendall(data)
-        for end in (source, target):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+                if up or not self.deaf:
+                    target.sendall(data)
+        _shut_down(source, target)
+
+    def cut(self) -> None:
+        """Break all connections."""
+        pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            _shut_down(*pair)
+            for end in pair:
+                end.close()
 
     def close(self) -> None:
-        self._closed = True
-        for end in self._sockets:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
+        _shut_down(self._listener)
+        self._listener.close()
+        self.cut()
+
+
+def _shut_down(*ends: socket.socket) -> None:
+    for end in ends:
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)

@@ -44,6 +44,7 @@ PROGRAM = """
 
 
 @pytest.mark.slow
+@pytest.mark.fault("a thousand connections at once", tried=1024)
 def test_serves_1024_connections(server, bystander):
     total = PROCESSES * EACH
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

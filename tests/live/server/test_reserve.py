@@ -72,16 +72,6 @@ def test_memory_is_freed_with_its_last_view():
     assert not is_mapped(address + MIB)
 
 
-def test_other_sizes_come_from_the_allocator(reserve):
-    for nbytes in (0, 1000, 8 * MIB):
-        assert reserve.empty(nbytes).nbytes == nbytes
-    assert len(reserve._ready) == module._READY
-    odd = reserve.empty(100_001)
-    assert faults_of(odd) == 0
-    assert odd.nbytes == 100_001
-    assert faults_of(reserve.empty(2 * MIB)) < 128
-
-
 def test_a_full_history_has_no_reserve(history, reserve):
     assert faults_of(reserve.empty(MIB)) < 64
     value = TensorData("numpy", "uint8", (1000 * MIB,), np.empty(1000 * MIB, np.uint8).data)
@@ -89,15 +79,6 @@ def test_a_full_history_has_no_reserve(history, reserve):
     # not at once: the thread may be adding a last piece
     wait_for(lambda: reserve.empty(MIB).nbytes == MIB and not reserve._ready)
     assert reserve._current is None
-
-
-def test_closing_frees_the_memory(history):
-    reserve = Reserve(history)
-    reserve.start()
-    wait_for(lambda: len(reserve._ready) == module._READY)
-    reserve.close()
-    wait_for(lambda: not reserve._ready)
-    assert reserve.empty(MIB).nbytes == MIB
 
 
 def test_a_kernel_that_cannot_touch_memory(history, monkeypatch):

@@ -7,10 +7,7 @@ import io
 import itertools
 import os
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import msgspec
 import psutil
@@ -25,6 +22,7 @@ from tensortap.live import messages as wire
 from tensortap.live import server as module
 from tensortap.live.reader import LiveReader
 from tensortap.values import rebuild
+from tests.commands import type_in
 from tests.live.server.clients import RawClient, assert_serves, record
 from tests.processes import wait_for
 
@@ -89,7 +87,7 @@ def test_survives_other_protocols(server, bystander, noise):
 # -- frames ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", range(1, 11))
+@pytest.mark.parametrize("count", [1, 2, 4, 10])
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.attack("garbage on the wire")
 def test_rejects_a_wrong_number_of_frames(server, bystander, count, inside):
@@ -101,38 +99,35 @@ def test_rejects_a_wrong_number_of_frames(server, bystander, count, inside):
         assert server.rejected["invalid message"] == 1
 
 
-@pytest.mark.parametrize("kind", [b"R", b"D", b"Q", b"G", b"A", b"W", b"Y", b"X"])
+WRONG_TIME = {
+    b"H": wire.hello("source", wire.Client(bytes(16))),
+    b"R": wire.Batch(1, 1, 0),
+    b"D": wire.Chunk(1, 0, 0),
+    b"Q": wire.Query(1, "overview"),
+    b"G": wire.Goodbye(),
+    b"A": wire.Ack(1, 1),
+    b"W": wire.Welcome(1, 1),
+    b"Y": wire.Reply(1),
+    b"X": wire.Refusal("x"),
+}
+
+
+@pytest.mark.parametrize("kind", [b"R", b"D", b"Q", b"G", b"A"])
 @pytest.mark.attack("messages before the handshake")
 def test_rejects_messages_before_the_hello(server, bystander, kind):
-    headers = {
-        b"R": wire.Batch(1, 1, 0),
-        b"D": wire.Chunk(1, 0, 0),
-        b"Q": wire.Query(1, "overview"),
-        b"A": wire.Ack(1, 1),
-        b"W": wire.Welcome(1, 1),
-        b"Y": wire.Reply(1),
-        b"X": wire.Refusal("x"),
-    }
     with RawClient(server.address) as client:
-        client.send_message(kind, headers.get(kind, wire.Goodbye()), b"\x90")
+        client.send_message(kind, WRONG_TIME[kind], b"\x90")
         assert "before the hello" in rejection(server, client)
 
 
 @pytest.mark.parametrize("kind", [b"H", b"A", b"W", b"Y", b"X"])
 def test_rejects_messages_of_servers(server, bystander, raw, kind):
-    header = {
-        b"H": wire.hello("source", wire.Client(bytes(16))),
-        b"A": wire.Ack(1, 1),
-        b"W": wire.Welcome(1, 1),
-        b"Y": wire.Reply(1),
-        b"X": wire.Refusal("x"),
-    }.get(kind, wire.Goodbye())
-    raw.send_message(kind, header)
+    raw.send_message(kind, WRONG_TIME[kind])
     assert "at the wrong time" in rejection(server, raw)
 
 
-@pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x93", b"\x80", pack("x"), b"\x91" * 5000])
-@pytest.mark.parametrize("kind", [b"H", b"R", b"D", b"Q", b"S", b"\0", b"RR", b"x" * 10_000])
+@pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x80", b"\x91" * 5000])
+@pytest.mark.parametrize("kind", [b"H", b"R", b"S", b"x" * 10_000])
 @pytest.mark.attack("garbage on the wire")
 def test_rejects_malformed_headers(server, bystander, kind, frame):
     with RawClient(server.address) as client:
@@ -298,7 +293,8 @@ def test_reads_all_that_a_client_sent_before_it_ended(server, bystander, monkeyp
     """Also when the server is so busy that its socket is never drained, or stops for a while."""
     monkeypatch.setattr(module, "_DRAIN_ROUNDS", 10)
     pauses = itertools.cycle([0.02] * 19 + [0.4])
-    monkeypatch.setattr(server, "_keep", lambda records: time.sleep(next(pauses)))
+    store = server._store
+    monkeypatch.setattr(server, "_store", lambda batch: time.sleep(next(pauses)) or store(batch))
     with RawClient(server.address) as client:
         client.connect()
         for i in range(60):
@@ -373,15 +369,6 @@ def test_rejects_a_body_in_a_segment_that_it_cannot_read(server, bystander, aren
     number = arena.send_batch(b"", body_nbytes=10, shared_body=wire.External(7, 0, 10))
     assert arena.receive_a(wire.Ack).rejected == (number,)
     assert server.rejected == {"unreadable segment": 1}
-
-
-def test_overlapping_payloads(server, bystander, arena):
-    body = pack([record("a", tensor(4096)), record("b", tensor(4096, 1))])
-    places = (wire.External(1, 0, 4096), wire.External(1, 100, 4096))
-    arena.send_batch(body, externals=places, segments=(arena.offer,))
-    assert arena.receive_a(wire.Ack).rejected == ()
-    whole = bytes(range(256)) * 32
-    assert rebuild(server.history.records("b")[0].value).tobytes() == whole[100:4196]
 
 
 def test_rejects_a_chunk_for_a_payload_in_a_segment(server, bystander, arena):
@@ -664,28 +651,14 @@ def test_keeps_the_records_of_a_rejected_client(server, bystander, raw):
     assert "before" in server.history.names()
 
 
-def test_serves_a_client_after_rejected_ones(server):
-    with RawClient(server.address) as one, RawClient(server.address, key=b"\1" * 32) as two:
-        one.send(b"\xff" * 1000)
-        one.receive_a(wire.Refusal)
-        two.hello(timeout=0)
-        wait_for(lambda: server.rejected["wrong key"] >= 1)
-        assert two.receive(0) is None
-        assert_serves(server)
-
-
 @pytest.mark.attack("control characters for the terminal")
-def test_top_sanitizes_names(server, raw):
+def test_top_sanitizes_names(server, raw, monkeypatch):
     raw.send_batch(pack([record(EVIL["control characters"], STRANGE["escape sequences"])]))
     raw.receive_a(wire.Ack)
-    command = [sys.executable, "-m", "tensortap", "top", str(server.address)]
-    source = str(Path(__file__).parents[3] / "src")
-    env = {**os.environ, "PYTHONPATH": source, "FORCE_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    options = ("--once", "--json")
-    for process in [subprocess.Popen([*command, o], env=env, **pipes) for o in options]:
-        out, err = process.communicate(timeout=60)
-        assert process.returncode == 0, err
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    for option in ("--once", "--json"):
+        code, out, err = type_in("top", str(server.address), option)
+        assert code == 0, err
         assert "owned" in out
         for evil in ("\x1b[2J", "\x1b]", "\x07", "\x00", "\x9b", "\r"):
             assert evil not in out

@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tensortap.core.buffers import Pool
-from tensortap.live.arena import Lender
-from tests.processes import wait_for
+from tensortap.live.sink import Lender
 
 
 @pytest.fixture
 def pool():
     pool = Pool(1 << 20)
     pool.prepare()
-    wait_for(lambda: pool._arena_is_ready)
     return pool
 
 

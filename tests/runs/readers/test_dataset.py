@@ -1,25 +1,15 @@
-"""Runs as Arrow datasets, also if they are larger than the memory."""
+"""Runs as Arrow datasets."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from textwrap import dedent
-
 import duckdb
 import numpy as np
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pytest
 
 import tensortap as tap
 from tensortap.core.record import Kind, Record
-from tensortap.runs.layout import part_name
 from tensortap.stats import summarize_array
 from tests.figures.conftest import RunWriter
-
-_COPIES = 300
 
 
 def tracked(rank, step, seq, name="fc"):
@@ -55,51 +45,3 @@ def test_leaves_out_dropped_records_and_may_be_empty(tmp_path):
     run = tap.open(made.path)
     assert len(run.missing()) == 1
     assert run.dataset().count_rows() == 1
-
-
-@pytest.mark.slow
-def test_a_run_larger_than_the_memory(tmp_path):
-    made = RunWriter(tmp_path)
-    made.write(tracked(0, step % 50, step) for step in range(8_000))
-    made.close()
-    folder = made.path / "records" / "00000"
-    for number in range(1, _COPIES):  # links: as many rows, but no more on the disk
-        os.link(folder / part_name(0), folder / part_name(number))
-    dataset = tap.open(made.path).dataset()
-    limit = 192 << 20
-    one = dataset.head(1_000).nbytes / 1_000
-    assert one * dataset.count_rows() > 2 * limit
-    # a child that may have only this much memory beside its libraries
-    program = f"""
-        import resource
-        import pyarrow as pa, pyarrow.compute as pc, pyarrow.dataset as ds
-        import tensortap as tap
-        pa.set_cpu_count(2)
-        run = tap.open({str(made.path)!r})
-        started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        size = int(open("/proc/self/status").read().split("VmData:")[1].split()[0]) << 10
-        resource.setrlimit(resource.RLIMIT_DATA, (size + {limit}, size + {limit}))
-        dataset = run.dataset()
-        total, seen = 0.0, 0
-        for batch in dataset.to_batches():
-            total += pc.sum(batch.column("rm2")).as_py()
-            seen += batch.nbytes
-        found = dataset.scanner(["step", "max"], filter=ds.field("step") == 49).to_table()
-        assert seen > 2 * {limit}
-        assert pc.max(found.column("max")).as_py() == 50.0
-        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - started
-        assert used << 10 < {limit}, used
-        print(found.num_rows, total)
-        try:
-            dataset.to_table()
-        except pa.ArrowMemoryError:
-            print("does not fit")
-        """
-    # the allocator of the system reserves no memory in advance
-    env = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"}
-    printed = subprocess.check_output([sys.executable, "-c", dedent(program)], env=env, text=True)
-    rows, total, refused = printed.split(None, 2)
-    assert int(rows) == _COPIES * 160
-    expected = pc.sum(tap.open(made.path).dataset().head(8_000, columns=["rm2"]).column("rm2"))
-    assert float(total) == pytest.approx(_COPIES * expected.as_py())
-    assert refused.strip() == "does not fit"

@@ -62,24 +62,6 @@ class TestSealedRun(ReaderContract):
         return found
 
 
-@pytest.fixture(scope="module")
-def indexed(sealed):
-    found = RunReader(sealed)
-    for name in found.names():
-        for _ in range(4):
-            found.records(name, last=1)
-        assert name in found._index._records
-    return found
-
-
-class TestIndexedRun(TestSealedRun):
-    """Names that are searched often get an index; the results are the same."""
-
-    @pytest.fixture
-    def reader(self, indexed):
-        return indexed
-
-
 @pytest.mark.slow
 def test_many_row_groups_and_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "ROW_GROUP", 7)
@@ -132,14 +114,16 @@ def test_reads_tables_once_for_many_names(tmp_path, monkeypatch):
     monkeypatch.setattr(RankTables, "read", lambda *a, **k: looks.append(1) or read(*a, **k))
     assert dict(reader.by_name(want)) == want
     assert list(reader.by_name([])) == []
-    latest = reader.latest()
     assert len(looks) < 100
-    assert {(r.name, r.kind, r.rank): r for r, _ in latest} == newest
-    assert list(dict.fromkeys(r.name for r, _ in latest)) == list(want)
-    for record, held in latest:
-        same = [r for r in want[record.name] if (r.kind, r.rank) == (record.kind, record.rank)]
-        assert held == len(same)
-        assert reader.load(record).value == float(record.seq)
+    latest = tap.open(run).rows()
+    assert {(row.head.name, row.head.kind, row.head.rank): row.head for row in latest} == newest
+    assert list(dict.fromkeys(row.head.name for row in latest)) == list(want)
+    for row in latest:
+        same = [
+            r for r in want[row.head.name] if (r.kind, r.rank) == (row.head.kind, row.head.rank)
+        ]
+        assert row.records == len(same)
+        assert reader.load(row.head).value == float(row.head.seq)
 
 
 def test_run_on_object_storage(tmp_path):

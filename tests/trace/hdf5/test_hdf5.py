@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tensortap as tap
@@ -34,6 +34,13 @@ def save(saver, path, values, iterations=None, ranks=None):
     )
     saver(path, *lists)
     assert lists == ([], [], [])
+
+
+def run(code, folder):
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=folder, text=True, capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, timeout=100, check=False,
+    )  # fmt: skip
 
 
 def same(a, b):
@@ -79,11 +86,7 @@ VALUES = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"compression": "gzip", "compression_opts": 1},
-        {"compression": "lzf"},
-    ],
+    [{}, {"compression": "gzip", "compression_opts": 1}],
     ids=str,
 )
 def test_values_round_trip(tmp_path, options):
@@ -187,15 +190,6 @@ def test_chosen_dtypes(tmp_path):
         assert file["b/values"].dtype == np.bool_
 
 
-def test_compression(tmp_path):
-    saver = tap.HDF5(tmp_path / "x.h5", compression="gzip", compression_opts=9)
-    save(saver, "x", [torch.zeros(100_000)])
-    data = saver.datasets["x"]
-    assert (data.compression, data.compression_opts) == ("gzip", 9)
-    saver.close()
-    assert saver.path.stat().st_size < 50_000
-
-
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
@@ -203,8 +197,6 @@ def test_compression(tmp_path):
         (torch.ones(2), torch.ones(2, 2), "rows of 1 dimensions, this value has 2"),
         (torch.ones(2), "text", "holds float32, this value is str"),
         (1.5, None, "not a NoneType: trace its parts"),
-        (1.5, {"a": 1, "b": None}, "not a dict: trace its parts"),
-        (1.5, [], "not a list: trace its parts"),
         (1, 2**70, "more than 64 bits"),
         ("a", "b\0c", "NUL"),
         ("a", "b\udc80", "not a str"),
@@ -251,16 +243,6 @@ def test_existing_file(tmp_path):
         tap.HDF5(path, exists="append")
 
 
-def test_does_not_overwrite_file_that_appears_later(tmp_path):
-    saver = tap.HDF5(tmp_path / "x.h5")
-    (tmp_path / "x.h5").write_text("mine")
-    with pytest.raises(TensortapError, match="already exists"):
-        save(saver, "x", [1.0])
-    saver.close()
-    assert (tmp_path / "x.h5").read_text() == "mine"
-    assert os.listdir(tmp_path) == ["x.h5"]
-
-
 def test_rejects_file_of_another_program(tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["mine"] = 1
@@ -292,7 +274,6 @@ def test_value_after_close_opens_the_file_again(tmp_path):
     ("options", "message"),
     [
         ({"float_dtype": "int8"}, "float_dtype must be .* got 'int8'"),
-        ({"float_dtype": "flat32"}, "float_dtype must be .* got 'flat32'"),
         ({"int_dtype": "float32"}, "int_dtype must be .* got 'float32'"),
         ({"float_dtype": object}, "must be the name of a dtype"),
         ({"compression": "bogus"}, "compression='bogus'"),
@@ -324,41 +305,6 @@ def test_link_name_of_any_path_round_trips(path):
     assert not {"/", "\0"} & set(link)
     assert link not in ("", ".")
     link.encode()
-
-
-def test_unusual_paths(tmp_path):
-    paths = ["", ".", "..", "/", "a/b", "a%2Fb", "%", "a.b.0", "ä 😀", "\0", "\udc80", "a" * 2000]
-    saver = tap.HDF5(tmp_path / "x.h5")
-    for i, path in enumerate(paths):
-        save(saver, path, [i])
-    assert {path: data[0] for path, data in saver.datasets.items()} == {
-        path: i for i, path in enumerate(paths)
-    }
-    saver.close()
-    found = tap.rooms.trace.read_hdf5(tmp_path / "x.h5")
-    assert {path: stored.values for path, stored in found.items()} == {
-        path: [i] for i, path in enumerate(paths)
-    }
-
-
-shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
-
-
-@pytest.mark.slow
-@settings(max_examples=25, deadline=None)
-@given(st.lists(shapes, min_size=1, max_size=6))
-def test_any_shapes_round_trip(tmp_path_factory, sizes):
-    sizes = [size for size in sizes if len(size) == len(sizes[0])]
-    path = tmp_path_factory.mktemp("any") / "x.h5"
-    saver = tap.HDF5(path)
-    values = [np.random.default_rng(i).normal(size=size) for i, size in enumerate(sizes)]
-    half = len(values) // 2
-    save(saver, "x", values[:half])
-    save(saver, "x", values[half:])
-    saver.close()
-    assert all(
-        same(a, b) for a, b in zip(values, tap.rooms.trace.read_hdf5(path)["x"].values, strict=True)
-    )
 
 
 # -- crash safety -------------------------------------------------------------------------
@@ -409,8 +355,9 @@ def _check(found, confirmed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"compression": "gzip"}], ids=str)
-@pytest.mark.parametrize("unflushed", [0, 1, 30])
+@pytest.mark.parametrize(
+    ("options", "unflushed"), [({}, 30), ({}, 0), ({"compression": "gzip"}, 1)], ids=str
+)
 def test_kill_9_keeps_what_was_flushed(tmp_path, options, unflushed):
     path = tmp_path / "x.h5"
     steps = 40, 40 + unflushed
@@ -461,11 +408,7 @@ def test_only_one_program_writes_a_file(tmp_path):
         except tap.TensortapError as error:
             print(error)
     """
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True,
-        timeout=100, check=True,
-    )  # fmt: skip
+    done = run(code, tmp_path)
     assert "already being written" in done.stdout
     tap.rooms.trace.read_hdf5(saver.path)  # does not release the lock
     with pytest.raises(TensortapError, match="by this or another program"):
@@ -488,13 +431,9 @@ def test_program_that_ends_without_closing(tmp_path):
         assert os.wait()[1] == 0
         saver("x", [4.0], [3], [0])
     """
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env=env, cwd=tmp_path, text=True,
-        capture_output=True, timeout=100, check=False,
-    )  # fmt: skip
+    done = run(code, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "this is a fork of the process that writes x.h5" in done.stdout
+    assert f"this is a fork of the process that writes {tmp_path / 'x.h5'}" in done.stdout
     assert tap.rooms.trace.read_hdf5(tmp_path / "x.h5")["x"].values == [1.0, 2.0, 4.0]
     assert os.listdir(tmp_path) == ["x.h5"]
 
@@ -521,14 +460,10 @@ def test_full_disk(tmp_path):
         print(len(values), saver.datasets["x"].shape)
         saver.close()
     """
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env=env, cwd=tmp_path, text=True,
-        capture_output=True, timeout=100, check=False,
-    )  # fmt: skip
+    done = run(code, tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert "x cannot be written to x.h5" in lines[0]
+    assert f"x cannot be written to {tmp_path / 'x.h5'}" in lines[0]
     assert lines[1:] == ["1 [0]", "0 (2, 10000)"]
     found = tap.rooms.trace.read_hdf5(tmp_path / "x.h5")["x"]
     assert [len(v) for v in found.values] == [1000, 10_000]

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-import tensortap as tap
 from tensortap.rooms.track.jax import intercept
 from tensortap.rooms.track.jax.intercept import Intercept
 from tests.track.jax.programs import (
@@ -94,13 +93,3 @@ def test_persistent_compilation_cache(cache, monkeypatch):
     assert found[0] == found[1]
     assert len(found[0][0]) == 6
     assert len(found[0][1]) == 2  # the function, and the one with the statistics
-
-
-def test_catch_with_a_persistent_cache(cache, tmp_path_factory):
-    """A function that is traced anew delivers its own values."""
-    path = tap.init(tmp_path_factory.mktemp("runs"))
-    for n in range(2):
-        fn = jax.jit(lambda x: (tap.catch(x * 2, "doubled"), x)[1])
-        fn(float(n)).block_until_ready()
-    tap.finish()
-    assert [float(value) for value in tap.open(path).get_all("doubled")] == [0.0, 2.0]

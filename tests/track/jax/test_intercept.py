@@ -9,9 +9,8 @@ import optax
 import pytest
 
 import tensortap as tap
-from tensortap.rooms.track.jax import instrumented_jit
+from tensortap.rooms.track.jax import device_stats, instrumented_jit
 from tensortap.rooms.track.jax.intercept import NOT_JITTED, Intercept
-from tensortap.values.jax import device_stats
 from tests.track.jax.programs import (
     ACT,
     GRAD,
@@ -23,7 +22,6 @@ from tests.track.jax.programs import (
     batch,
     both_kinds,
     key,
-    names_of,
     observed,
     parameters,
     summaries_of,
@@ -170,18 +168,6 @@ def test_observes_only_what_is_wanted(jitted):
     assert list(map(key, seen)) == [(GRAD, "Dense_0", 0)]
 
 
-def test_other_methods_are_named():
-    class Tied(nn.Module):
-        @nn.compact
-        def __call__(self, tokens):
-            embed = nn.Embed(7, 4)
-            return embed.attend(embed(tokens))
-
-    model, tokens = Tied(), jnp.array([1, 2])
-    _, seen = Intercept()(jax.jit(model.apply), parameters(model, tokens), tokens)
-    assert names_of(seen) == ["Embed_0", "Embed_0.attend", "Tied"]
-
-
 # -- transformations -------------------------------------------------------------------------
 
 
@@ -228,17 +214,6 @@ def test_remat_is_observed_once(jitted):
     summaries, y = summaries_of(seen), model.apply(params, x)
     assert_agrees(summaries[ACT, "Model", 0], y, same_program=False)
     assert_agrees(summaries[GRAD, "Dense_0", 0], 2 * y, same_program=False)
-
-
-@pytest.mark.parametrize("jitted", [True, False])
-def test_vmap_is_one_batch(jitted):
-    model, x = MLP(), batch()
-    params = parameters(model, x[0])
-    fn = jax.vmap(lambda x: model.apply(params, x))
-    results, seen = Intercept()(jax.jit(fn) if jitted else fn, x)
-    summaries = summaries_of(seen)
-    assert set(summaries) == {(ACT, name, 0) for name in MLP_NAMES}
-    assert_agrees(summaries[ACT, "MLP", 0], results)
 
 
 @pytest.mark.parametrize("outer", [True, False])
@@ -300,15 +275,6 @@ def test_while_loop_calls_back():
     summaries = summaries_of(seen)
     assert set(summaries) == {(ACT, "Dense", i) for i in range(3)}
     assert_agrees(summaries[ACT, "Dense", 0], dense.apply(params, x))
-
-
-def test_forward_mode():
-    model, x = MLP(), batch()
-    params = parameters(model, x)
-    fn = jax.jit(lambda x: jax.jvp(lambda x: model.apply(params, x), (x,), (x,)))
-    results, seen = Intercept()(fn, x)
-    assert_same(results, fn(x))
-    assert names_of(seen) == list(MLP_NAMES)
 
 
 # -- functions that are not jitted -------------------------------------------------------------
@@ -396,22 +362,6 @@ def test_static_arguments():
     results, _ = intercept(jitted, params, state, optimizer, x, scale=3, mode="mean")
     assert_same(results, jitted(params, state, optimizer, x, scale=3, mode="mean"))
     assert intercept.unseen == {}
-
-
-def test_jitted_method():
-    class Trainer:
-        def __init__(self):
-            self.model = MLP()
-
-        @functools.partial(jax.jit, static_argnums=0)
-        def step(self, params, x):
-            return jax.grad(lambda p: jnp.sum(self.model.apply(p, x)))(params)
-
-    trainer, x = Trainer(), batch()
-    params = parameters(trainer.model, x)
-    results, seen = Intercept()(trainer.step, params, x)
-    assert_same(results, trainer.step(params, x))
-    assert len(seen) == 6
 
 
 def test_donated_arguments_are_donated():
@@ -526,30 +476,9 @@ def test_functions_run_unobserved_if_they_cannot_be_instrumented(monkeypatch):
     assert errors == [("<lambda>", "not today")]
 
 
-@pytest.mark.parametrize("jitted", [True, False])
-def test_reports_dtypes_without_statistics(jitted):
-    class Keys(nn.Module):
-        def __call__(self, x):
-            return x, jax.random.key(0)
-
-    fn = lambda x: Keys().apply({}, x)
-    _, seen = Intercept()(jax.jit(fn) if jitted else fn, batch())
-    assert names_of(seen) == ["Keys[0]"]
-
-
 def test_without_the_extension(monkeypatch):
     monkeypatch.setattr(device_stats, "native", lambda: False)
     model, x = MLP("bfloat16"), batch()
     params = parameters(model, x)
     _, seen = Intercept(lambda kind, name: name == "MLP")(jax.jit(model.apply), params, x)
     assert_agrees(seen[0].pending.resolve(), model.apply(params, x))
-
-
-def test_tracker_reports_functions_that_are_not_jitted():
-    params = {"w": jnp.ones(2)}
-    with tap.track(params) as tracker:
-        tracker.intercept(scanned, batch((3, 4)))
-        tracker.step(params)
-    assert tracker.unseen == {"scanned": NOT_JITTED}
-    assert [a.name for a in tracker.alerts if a.rule == "unseen"] == ["scanned"]
-    assert sum(r.kind is ACT for r in tracker.records) == 3

@@ -11,6 +11,7 @@ CODE = """
     import flax.linen as nn, jax, jax.numpy as jnp, numpy as np
     from jax.sharding import NamedSharding, PartitionSpec as P
     from tensortap.core.buffers import Pool
+    from tensortap.core.record import Shard
     from tensortap.values import rebuild, snapshot
     from tensortap.values.jax.adapter import Deferred
     from tensortap.rooms.track.jax.intercept import Intercept
@@ -92,14 +93,14 @@ CODE = """
     in_order = lambda name: sorted(run.records(name), key=lambda r: (r.step, r.call))
     shards = {name: [r.shard for r in in_order(name)][:4] for name in run.names()}
     places = [(i, j) for i in range(2) for j in range(2)]
-    assert shards["sum"] == [tap.Shard((2, 2), at, ("S(0)", "S(1)")) for at in places]
+    assert shards["sum"] == [Shard((2, 2), at, ("S(0)", "S(1)")) for at in places]
     assert shards["doubled"] == [
-        tap.Shard((2, 2, 2, 2), (*at, 0, 0), ("S(0)", "S(1)")) for at in places
+        Shard((2, 2, 2, 2), (*at, 0, 0), ("S(0)", "S(1)")) for at in places
     ]
     assert shards["placed"] == [
-        tap.Shard((4, 4), (2 * i, 2 * j), ("S(0)", "S(1)")) for i, j in places
+        Shard((4, 4), (2 * i, 2 * j), ("S(0)", "S(1)")) for i, j in places
     ]
-    assert shards["total"] == 4 * [tap.Shard((2, 2), (0, 0), ("R", "R"))]
+    assert shards["total"] == 4 * [Shard((2, 2), (0, 0), ("R", "R"))]
     report = tap.compare(*runs[:2])
     assert report and report.compared == 8 + 4 + 8 + 8, report  # devices are put together
     report = tap.compare(runs[0], runs[2], names="placed")
@@ -125,7 +126,7 @@ CODE = """
             axis = "x" if fn is loss else "pmap"
             assert observed.call == i % 4 and observed.shape == (2, 8), observed
             assert observed.tags == {"device": f"{axis}={i % 4}", "devices": "4"}, observed
-            assert observed.shard == tap.Shard((4, 2, 8), (i % 4, 0, 0), ("S(0)",)), observed
+            assert observed.shard == Shard((4, 2, 8), (i % 4, 0, 0), ("S(0)",)), observed
             summary = pending.resolve()
             assert summary.max == values.max() and summary.count == 16, (summary, values)
     assert list(intercept.unseen) == ["<lambda>"]  # pmap is not jitted

@@ -71,6 +71,15 @@ def test_optimizer_for_part_of_the_parameters():
     assert "a.w.v_row" in names_of(observe_trees(everything, None, state, like=params))
 
 
+def test_the_receipt_counts_them():
+    before = tap.receipt()
+    with tap.track({"w": jnp.ones(3), "b": jnp.ones(2)}) as tracker:
+        tracker.step({"w": jnp.ones(3), "b": jnp.ones(2)})
+    found = tap.receipt().since(before)
+    assert found.tracked == 4
+    assert found.seconds > 0
+
+
 def test_leaves_out_donated_arrays():
     kept, gone = jnp.ones(3), jnp.ones(3)
     gone.delete()

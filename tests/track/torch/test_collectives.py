@@ -4,8 +4,8 @@ import types
 
 import torch
 
-from tensortap.rooms.track.torch.collectives import CHANGED, Collectives
-from tensortap.values.torch import private
+from tensortap.rooms.track.torch import internals
+from tensortap.rooms.track.torch.gradients import CHANGED, Collectives
 
 
 class Running(torch.Tensor):
@@ -38,6 +38,9 @@ def test_results_are_observed_once_the_program_has_used_them():
 
 def test_releases_of_torch_without_these_attributes():
     tensor = torch.ones(2)
-    assert private.running_collective(torch.nn.Parameter(tensor)) is None
-    assert private.result_of(tensor) is tensor
-    assert private.module_calls() == []  # outside of any module
+    assert internals.running_collective(torch.nn.Parameter(tensor)) is None
+    assert internals.result_of(tensor) is tensor
+    assert internals.module_calls() == []  # outside of any module
+    assert internals.base_of(tensor) is None
+    assert internals.base_of(tensor[1:]) is tensor
+    assert internals.base_of(object()) is None

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tensortap.rooms.track.torch.names import Names, type_name, unwrapped
+from tensortap.rooms.track.torch.names import Names, unwrapped
 
 
 def names_of(model):
@@ -50,14 +50,3 @@ def test_checkpoint_wrappers():
 
     model = nn.Sequential(checkpoint_wrapper(nn.Linear(2, 2)))
     assert names_of(model) == (["Sequential", "0"], ["0.weight", "0.bias"])
-
-
-def test_shared_parameters_have_all_their_names():
-    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-    model[1].weight = model[0].weight
-    assert names_of(model)[1] == ["0.weight", "1.weight"]
-
-
-def test_type_names_as_imported():
-    assert type_name(nn.Linear(1, 1)) == "torch.nn.Linear"
-    assert type_name(HasModule()).endswith("test_names.HasModule")

@@ -1,4 +1,4 @@
-"""Optimizers inside wrappers, and optimizers that raise wherever they are touched."""
+"""Optimizers inside wrappers, and optimizers that raise."""
 
 import copy
 import pickle
@@ -29,16 +29,6 @@ class Wrapper:
 
     param_groups = property(lambda self: vars(self)[self._name].param_groups)
     state = property(lambda self: vars(self)[self._name].state)
-
-
-class PassesOn(Wrapper):
-    """Passes on whatever is assigned to it."""
-
-    def __setattr__(self, name, value):
-        if name.startswith("_"):
-            super().__setattr__(name, value)
-        else:
-            setattr(vars(self)[self._name], name, value)
 
 
 class Imitates(torch.optim.Optimizer):
@@ -79,11 +69,8 @@ class Several(torch.optim.Optimizer):
 
 WRAPPERS = {
     "plain": lambda p: torch.optim.AdamW(p),
-    "wrapper": lambda p: Wrapper(torch.optim.AdamW(p)),
     "other name": lambda p: Wrapper(torch.optim.AdamW(p), "_base_optimizer"),
     "nested": lambda p: Wrapper(Imitates(Wrapper(torch.optim.AdamW(p)))),
-    "passes on": lambda p: PassesOn(torch.optim.AdamW(p)),
-    "imitates": lambda p: Imitates(torch.optim.AdamW(p)),
     "several": lambda p: Several(p),
 }
 
@@ -152,48 +139,10 @@ def test_copies_of_optimizers_have_no_hooks(copied, no_errors):
         assert not other._optimizer_step_post_hooks
 
 
-class Hostile(Wrapper):
-    """Raises wherever it is touched, once it is armed."""
-
-    armed = False
-
-    def __getattribute__(self, name):
-        if Hostile.armed and name not in ("step", "_name", "__dict__"):
-            raise ValueError(f"nobody touches {name}")
-        return super().__getattribute__(name)
-
-
-class HostileOptimizer(torch.optim.SGD):
-    """A real optimizer that raises wherever it is touched, except by its own step."""
-
-    armed = False
-    stepping = False
-
-    def __getattribute__(self, name):
-        cls = HostileOptimizer
-        if cls.armed and not cls.stepping and name not in ("step", "profile_hook_step"):
-            raise RuntimeError(f"nobody touches {name}")
-        return super().__getattribute__(name)
-
-    def __eq__(self, other):
-        raise RuntimeError("nobody compares")
-
-    __hash__ = torch.optim.SGD.__hash__
-
-
-def hostile_wrapper(parameters):
-    return Hostile(torch.optim.SGD(parameters, lr=0.1, momentum=0.9)), Hostile
-
-
-def hostile_optimizer(parameters):
-    return HostileOptimizer(parameters, lr=0.1, momentum=0.9), HostileOptimizer
-
-
 class Broken:
     """Looks like an optimizer and takes nothing."""
 
     __slots__ = ("parameters",)
-    armed = False
 
     def __init__(self, parameters):
         self.parameters = list(parameters)
@@ -211,49 +160,51 @@ class Broken:
             for parameter in self.parameters:
                 parameter -= 0.1 * parameter.grad
 
-    def __repr__(self):
-        raise ValueError("no repr")
 
-
-@pytest.mark.parametrize(
-    "make", [hostile_wrapper, hostile_optimizer, lambda p: (Broken(p), Broken)]
-)
-@pytest.mark.parametrize("armed", ["before", "while"])
-def test_no_optimizer_makes_a_hook_raise(make, armed, monkeypatch):
+def test_no_optimizer_makes_a_hook_raise():
     model = nn.Linear(4, 2)
-    opt, cls = make(model.parameters())
-
-    def step():
-        if cls is HostileOptimizer:
-            cls.stepping = True  # the optimizer itself may touch it, our hooks may not
-        try:
+    opt = Broken(model.parameters())
+    with tap.track(model, optimizer=opt) as tracker:
+        for _ in range(3):
+            model.zero_grad()
+            model(torch.ones(5, 4)).sum().backward()
             opt.step()
-        finally:
-            cls.stepping = False
-
-    tracker = tap.track(model, optimizer=opt)
-    try:
-        cls.armed = armed == "before"
-        with tracker:
-            cls.armed = True
-            for _ in range(3):
-                model.zero_grad()
-                model(torch.ones(5, 4)).sum().backward()
-                step()
-                tracker.step()
-    finally:
-        cls.armed = False
+            tracker.step()
     assert {r.step for r in tracker.records if r.kind is WGRAD} == {0, 1, 2}
     assert {r.step for r in tracker.records if r.kind is Kind.WEIGHT} == {-1, 0, 1, 2}
-    if armed == "before" and cls is not Hostile:
-        assert "optimizer" in tracker.unseen
+    assert "optimizer" in tracker.unseen
 
 
 def test_rejects_what_is_no_optimizer():
-    class Raises:
-        def __getattribute__(self, name):
-            raise ValueError(name)
-
-    for wrong in (5, "adam", Raises(), [Raises()], nn.Linear(1, 1)):
+    for wrong in (5, "adam", nn.Linear(1, 1), ["adam"]):
         with pytest.raises(TypeError, match="optimizer must be a torch optimizer"):
             tap.track(nn.Linear(1, 1), optimizer=wrong)
+
+
+def in_func(model):
+    call = torch.func.functional_call
+    torch.func.grad(lambda p: call(model, p, torch.ones(2, 3)).sum())(
+        dict(model.named_parameters())
+    )
+
+
+def nested(model):
+    parts = [torch.ones(2, 3), torch.ones(4, 3)]
+    model(torch.nested.nested_tensor(parts, layout=torch.jagged))
+
+
+@pytest.mark.parametrize(
+    ("model", "run", "name", "reason"),
+    [
+        (nn.Linear(3, 3), in_func, "Linear", "torch.func"),
+        (nn.Linear(3, 3), nested, "Linear", "nested"),
+        (nn.LazyLinear(3), lambda model: model(torch.ones(2, 3)), "weight", "lazy"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
+def test_what_is_not_captured_is_unseen(model, run, name, reason, monkeypatch):
+    monkeypatch.delenv("TENSORTAP_STRICT", raising=False)
+    with tap.track(model) as tracker:
+        run(model)
+        tracker.step()
+    assert reason in tracker.unseen[name]

@@ -10,10 +10,8 @@ from tests.track.torch.layouts import MODEL, RANKS
 pytestmark = pytest.mark.slow
 
 _WORLDS = {
-    1: "ddp fsdp",
     2: "ddp fsdp tp sp pp ep tp-bug pp-bug",
-    4: "ddp fsdp hsdp tp_fsdp tp sp pp ep tp-bug fsdp-bug tp_fsdp-bug tp_fsdp-digests",
-    8: "ddp fsdp hsdp tp_fsdp tp pp ep",
+    4: "fsdp hsdp tp_fsdp pp fsdp-bug tp_fsdp-bug tp_fsdp-digests",
 }
 _KINDS = ("Activation", "Gradient", "Weight", "Weight_Gradient", "Optimiser_State")
 _MOMENTS = ("mean", "std", "mean_abs", "rm2", "rm4", "rm8")
@@ -40,12 +38,12 @@ def one_process(tmp_path_factory):
     space, found = {}, {}
     exec(MODEL, space)
 
-    def run(scale=1.0, parts=1, moe=False, deep=False, **options):
-        key = scale, parts, moe, deep, *options
+    def run(scale=1.0, parts=1, moe=False, **options):
+        key = scale, parts, moe, *options
         if key not in found:
             folder = tmp_path_factory.mktemp("one")
             look = lambda net: space["backward"](net, space["batch"](), scale, parts)
-            space["train"](space["model"](moe, deep), folder, look, **options)
+            space["train"](space["model"](moe), folder, look, **options)
             tap.finish()
             found[key] = tap.open(next(folder.iterdir()))
         return found[key]
@@ -58,13 +56,12 @@ def reference(one_process, layout, world, **options):
     name = layout.partition("-")[0]
     # over how many parts of the batch the gradients of weights are averaged
     averaged = {"tp": 1, "sp": 1, "pp": 1, "tp_fsdp": max(world // 2, 1)}.get(name, world)
-    return one_process(1 / averaged, **_model(name, world), **options)
+    return one_process(1 / averaged, **_model(name), **options)
 
 
-def _model(layout, world):
-    """Return the model of a layout: one with experts, or with a layer for each of eight stages."""
-    is_deep = layout == "pp" and world == 8
-    return {"parts": 2 if layout == "pp" else 1, "moe": layout == "ep", "deep": is_deep}
+def _model(layout):
+    """Return the model of a layout: one with experts, or in two parts of a batch."""
+    return {"parts": 2 if layout == "pp" else 1, "moe": layout == "ep"}
 
 
 def described(run):
@@ -100,7 +97,7 @@ def test_whole_tensors_are_those_of_one_process(layouts, one_process, layout, wo
     found = described(layouts(world)[f"{layout}-{world}"])
     wanted = described(reference(one_process, layout, world))
     # the gradient of an output is of the loss of one rank, which is not averaged
-    whole_loss = described(one_process(1.0, **_model(layout, world)))
+    whole_loss = described(one_process(1.0, **_model(layout)))
     names = {key for key in wanted if not (layout == "pp" and key[1] == "net.Net")}
     if layout == "sp":  # the gradients of replicated parameters are partial sums
         names = {key for key in names if key[0] != "Weight_Gradient" or "_proj." in key[1]}
@@ -144,9 +141,7 @@ def test_partial_sums_stay_apart_and_are_marked(layouts):
     assert len(run.stats(rank="all").query("name == 'net.norm' and step == 0")) == 4
 
 
-@pytest.mark.parametrize(
-    ("layout", "world"), [("tp", 2), ("tp", 4), ("fsdp", 4), ("tp_fsdp", 4), ("pp", 2)]
-)
+@pytest.mark.parametrize(("layout", "world"), [("tp", 2), ("fsdp", 4), ("tp_fsdp", 4), ("pp", 2)])
 def test_a_wrong_weight_is_named_with_its_rank(layouts, one_process, layout, world):
     run = layouts(world)[f"{layout}-bug-{world}"]
     report = tap.compare(
@@ -175,3 +170,12 @@ def test_the_mesh_is_recorded(layouts):
     records = layouts(4)["tp_fsdp-4"].records("net.o_proj.weight")
     found = {record.rank: record.tags["mesh"] for record in records}
     assert found == {rank: f"dp={rank // 2}/2 tp={rank % 2}/2" for rank in range(4)}
+
+
+def test_outputs_of_a_tensor_parallel_model_have_their_placement(layouts):
+    records = layouts(2)["tp-2"].records()
+    found = {r.name: r.tags["placements"] for r in records if r.kind.value == "Activation"}
+    assert found == {
+        "net.norm": "?", "net.q_proj": "S(2)", "net.act": "S(2)", "net.o_proj": "R",
+        "net.out": "?", "net.Net": "?",
+    }  # fmt: skip

@@ -29,6 +29,32 @@ def mlp():
 # -- activation checkpointing --------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.* is deprecated")
+def test_script_modules_are_unseen():
+    model = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 4)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with tap.track(model, optimizer=optimizer, alerts=True, analyses=True) as tracker:
+        model(torch.ones(2, 4)).square().sum().backward()
+        optimizer.step()
+        tracker.step()
+    assert "ScriptModule" in tracker.unseen["1"]
+    seen = {(r.kind, r.name) for r in tracker.records}
+    assert {(Kind.ACTIVATION, "0"), (Kind.WEIGHT_GRADIENT, "1.weight")} <= seen
+
+
+def test_sparse_gradients_are_recorded_by_their_values():
+    model = nn.Sequential(nn.Embedding(5, 3, sparse=True))
+    optimizer = torch.optim.SparseAdam(model.parameters())
+    with tap.track(model, optimizer=optimizer) as tracker:
+        model(torch.tensor([1, 2, 2])).sum().backward()
+        optimizer.step()
+        tracker.step()
+    (record,) = (r for r in tracker.records if r.kind is WGRAD)
+    assert record.shape == (2, 3)
+    assert (record.stats.min, record.stats.max) == (1, 2)
+    assert "5x3" in record.tags["sparse"]
+
+
 class Checkpointed(nn.Module):
     def __init__(self, reentrant, on=True):
         super().__init__()

@@ -15,9 +15,8 @@ from tensortap.capture import catch as catching
 from tensortap.capture.memory import MemorySink
 from tensortap.capture.pipeline import Pipeline
 from tensortap.capture.queue import Queue
-from tensortap.rooms.track.jax.intercept import Intercept
 from tensortap.values import rebuild
-from tests.track.jax.programs import batch, names_of, parameters
+from tests.track.jax.programs import batch, parameters
 
 
 @pytest.fixture
@@ -62,8 +61,7 @@ def test_captures_the_value_of_every_call(caught):
     assert isinstance(rebuild(records[0].value), jax.Array)
 
 
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "int8", "bool", "complex64",
-                                  "float8_e4m3fn", "uint32"])  # fmt: skip
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "bool", "complex64", "float8_e4m3fn"])
 def test_values_are_bit_identical(caught, name):
     dtype = np.dtype(getattr(ml_dtypes, name, name))
     raw = np.random.default_rng(0).integers(0, 256, 999 * dtype.itemsize, np.uint8)
@@ -124,22 +122,6 @@ def test_scan_and_vmap_and_grad(caught):
     assert values(caught("square")) == [9.0]
 
 
-@pytest.mark.slow
-def test_values_belong_to_the_step_that_computed_them(pipeline, caught):
-    @jax.jit
-    def slow(x):
-        for _ in range(30):
-            x = jnp.tanh(x @ x)
-        tap.catch(x[0, 0], "corner")
-        return x
-
-    x = jnp.eye(300)
-    for _ in range(4):
-        x = slow(x)
-        pipeline.advance("test")
-    assert [r.step for r in caught("corner")][1:] == [1, 2, 3]
-
-
 def test_can_be_switched_off_while_compiled(pipeline, caught):
     @jax.jit
     def function(x):
@@ -186,22 +168,6 @@ def test_training_steps_are_bit_identical(caught):
     assert len(caught("output")) == len(caught("grads")) == len(caught("loss")) == 10
 
 
-@pytest.mark.slow
-def test_inside_an_intercepted_function(caught):
-    @jax.jit
-    def function(x):
-        y = nn.Dense(3).init_with_output(jax.random.key(0), x)[0]
-        tap.catch(y, "y")
-        return y
-
-    intercept = Intercept()
-    for i in range(2):
-        results, seen = intercept(function, jnp.ones((2, 2)) * i)
-        assert names_of(seen) == ["Dense"]
-    assert len(caught("y")) == 2
-    assert values(caught("y"))[1] == results.tolist()
-
-
 def test_counts_and_logs_errors(pipeline, caught, caplog):
     def broken(value):
         raise RuntimeError("no such thing")
@@ -244,43 +210,7 @@ def test_recomputed_values_are_tagged(caught):
     assert sum("recompute" in r.tags for r in caught("y")[4:]) == 2
 
 
-def test_while_loop_and_cond(caught):
-    def catch(x, name):
-        tap.catch(x, name)
-        return x
-
-    @jax.jit
-    def function(x):
-        x = jax.lax.while_loop(lambda c: c < 10, lambda c: catch(c, "looped") * 2, x)
-        return jax.lax.cond(x > 12, lambda x: catch(x, "large"), lambda x: catch(-x, "small"), x)
-
-    assert [float(function(x)) for x in (3.0, 5.0, 7.0)] == [-12.0, -10.0, 14.0]
-    assert values(caught("looped")) == [3.0, 6.0, 5.0, 7.0]
-    assert values(caught("small")) == [-12.0, -10.0]
-    assert values(caught("large")) == [14.0]
-
-
-def test_custom_vjp(caught):
-    @jax.custom_vjp
-    def scaled(x):
-        tap.catch(x, "primal")
-        return x
-
-    def forward(x):
-        tap.catch(x, "forward")
-        return x, 2 * x
-
-    def backward(kept, gradient):
-        tap.catch(gradient, "backward")
-        return (kept * gradient,)
-
-    scaled.defvjp(forward, backward)
-    assert jax.jit(jax.grad(lambda x: scaled(x) ** 2))(3.0) == 36.0
-    assert jax.jit(scaled)(4.0) == 4.0
-    assert [values(caught(name)) for name in ("primal", "forward", "backward")] == [[4], [3], [6]]
-
-
-def test_donated_arguments_and_compiled_functions(caught):
+def test_donated_arguments(caught):
     def function(x):
         tap.catch(x, "before")
         y = x + 1
@@ -293,9 +223,6 @@ def test_donated_arguments_and_compiled_functions(caught):
         x = donating(x)
     assert values(caught("before")) == [[i] * 3 for i in range(3)]
     assert values(caught("after")) == [[i] * 3 for i in range(1, 4)]
-    compiled = jax.jit(function).lower(x).compile()
-    compiled(x), compiled(x)
-    assert values(caught("after"))[3:] == [[4.0] * 3] * 2
 
 
 def test_catches_gradients(caught):

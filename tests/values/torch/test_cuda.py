@@ -12,7 +12,7 @@ from tensortap.core.errors import CaptureError
 from tensortap.core.record import TensorData
 from tensortap.values import rebuild
 from tensortap.values.torch import tensors
-from tensortap.values.torch.cuda import Courier, CudaPort, cuda
+from tensortap.values.torch.cuda import Courier, CudaPort
 
 
 class FakeEvent:
@@ -153,14 +153,6 @@ def test_readers_wait_for_the_copy(pool):
     assert torch.equal(seen[0], torch.arange(50_000.0))
 
 
-def test_pins_a_segment_once(pool):
-    port = FakePort()
-    courier = Courier(port)
-    for _ in range(5):
-        send(courier, torch.ones(5000), pool)
-    assert port.calls.count("pin") == 1
-
-
 @pytest.mark.parametrize("pins", [True, False])
 def test_unpins_a_segment_before_unmapping_it(pins):
     port = FakePort(pins=pins)
@@ -192,20 +184,10 @@ def test_keeps_unused_leases_until_the_copy_is_done(pool):
     other = pool.acquire(20_000)
     assert (other.segment, other.offset) != place
     port.run()
-    courier.reap()
-    assert len(pool._returned) == 1
-    assert len(courier.under_way) == 0
-
-
-def test_releases_finished_copies_at_the_next_call(pool):
-    port = FakePort()
-    courier = Courier(port)
-    for _ in range(3):
-        send(courier, torch.ones(5000), pool)
-    assert len(courier.under_way) == 3
-    port.run()
-    send(courier, torch.ones(5000), pool)
+    node = send(courier, torch.ones(5000), pool)  # releases what has arrived
+    assert (node.data.segment, node.data.offset) == place
     assert len(courier.under_way) == 1
+    assert port.calls.count("pin") == 1  # once for a segment
 
 
 def test_rejects_tensors_while_a_graph_is_recorded(pool):
@@ -240,41 +222,32 @@ def test_snapshots_of_device_tensors_use_the_courier(pool, monkeypatch):
         assert len(courier.under_way) == 0
 
 
-def test_one_courier_per_process():
-    assert cuda() is cuda()
+class LoggedStream:
+    """A simulated stream that logs its calls."""
 
+    def __init__(self, name, calls):
+        self.name, self.calls = name, calls
 
-class Streams:
-    """A simulated `torch.cuda` that logs its calls."""
+    def wait_stream(self, other):
+        self.calls.append(f"{self.name} waits for {other.name}")
 
-    def __init__(self):
-        self.calls = []
+    def record_event(self):
+        self.calls.append(f"event on {self.name}")
+        return "event"
 
-    class Stream:
-        def __init__(self, name, calls):
-            self.name, self.calls = name, calls
+    def wait_event(self, event):
+        self.calls.append(f"{self.name} waits for {event}")
 
-        def wait_stream(self, other):
-            self.calls.append(f"{self.name} waits for {other.name}")
+    def __enter__(self):
+        self.calls.append(f"on {self.name}")
 
-        def record_event(self):
-            self.calls.append(f"event on {self.name}")
-            return "event"
-
-        def wait_event(self, event):
-            self.calls.append(f"{self.name} waits for {event}")
-
-        def __enter__(self):
-            self.calls.append(f"on {self.name}")
-
-        def __exit__(self, *error):
-            self.calls.append(f"off {self.name}")
+    def __exit__(self, *error):
+        self.calls.append(f"off {self.name}")
 
 
 def test_calls_of_the_cuda_port(monkeypatch):
-    cuda_module = Streams()
-    calls = cuda_module.calls
-    main, side = Streams.Stream("main", calls), Streams.Stream("side", calls)
+    calls = []
+    main, side = LoggedStream("main", calls), LoggedStream("side", calls)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: side)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: main)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import tensortap as tap
 from tensortap.stats import packed
+from tensortap.values.contract import expect_close
 from tensortap.values.torch import summarize as module
 from tensortap.values.torch.cuda import cuda
 from tests.values.torch.test_cuda import FakePort
@@ -21,8 +22,6 @@ WHOLE = [
     torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
     torch.uint64, torch.bool,
 ]  # fmt: skip
-COUNTS = ("count", "zeros", "nans", "posinfs", "neginfs", "exponents")
-FIGURES = "min max mean std mean_abs max_abs min_abs rm2 rm4 rm8".split()
 
 
 def reduced(tensor):
@@ -32,18 +31,7 @@ def reduced(tensor):
 
 
 def check(tensor):
-    found, known = reduced(tensor), tap.viz.summarize(tensor)
-    for name in COUNTS:
-        assert getattr(found, name) == getattr(known, name), name
-    for name in FIGURES:
-        one, other = getattr(found, name), getattr(known, name)
-        if math.isnan(other):
-            assert math.isnan(one), name
-            continue
-        room = 1e-5 * (known.mean_abs if name == "mean" else abs(other))
-        if name == "std":  # float32 rounds the inputs if the mean is large
-            room = max(room, 1e-7 * known.mean_abs)
-        assert abs(one - other) <= room, (name, one, other)
+    expect_close(reduced(tensor), tap.viz.summarize(tensor))
 
 
 def from_bits(bits, dtype):
@@ -54,22 +42,13 @@ def from_bits(bits, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, *WHOLE], ids=str)
 @given(bits=st.binary(min_size=8, max_size=400))
 @example(bits=bytes(8))
-@example(bits=b"\xff" * 16)
-def test_all_float_dtypes(dtype, bits):
-    check(from_bits(bits, dtype))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", WHOLE, ids=str)
-@given(bits=st.binary(min_size=8, max_size=400))
 @example(bits=bytes(7) + b"\x80")
-@example(bits=b"\xff" * 8)
-def test_all_integer_dtypes(dtype, bits):
-    tensor = from_bits(bits, torch.uint8) > 99 if dtype is torch.bool else from_bits(bits, dtype)
-    check(tensor)
+@example(bits=b"\xff" * 16)
+def test_all_dtypes(dtype, bits):
+    check(from_bits(bits, torch.uint8) > 99 if dtype is torch.bool else from_bits(bits, dtype))
 
 
 @pytest.mark.slow
@@ -103,38 +82,29 @@ def test_limits_of_float64():
     check(torch.tensor([5e-324], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.bool])
-@pytest.mark.parametrize("shape", [(0,), (3, 0), (), (1,), (2, 3, 4)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool])
+@pytest.mark.parametrize("shape", [(3, 0), (), (2, 3, 4)])
 def test_shapes(dtype, shape):
     check(torch.ones(shape).to(dtype))
 
 
-def test_strided_and_large():
+def test_strided_and_large(monkeypatch):
     torch.manual_seed(0)
     check(torch.randn(300, 200).T[1:, ::3])
     check(torch.randn(50_000) + 1000)
-
-
-def test_counts_exponents_in_chunks(monkeypatch):
     monkeypatch.setattr(module, "_CHUNK", 100)
     check(torch.randn(1234))
 
 
-def test_does_not_wait_for_the_device(monkeypatch):
+def test_does_not_wait_for_the_device(waits):
     """Reading a value would block training until the device has computed it."""
-    for name in ("item", "tolist", "__bool__", "__float__", "__int__", "cpu", "numpy", "nonzero"):
-
-        def waits(*args, name=name, **kwargs):
-            raise AssertionError(f"{name} waits for the device")
-
-        monkeypatch.setattr(torch.Tensor, name, waits)
     port = FakePort()
     tensor = torch.tensor([1.0, -3.0, torch.nan])
-    later = module.reduce_later(tensor, port)
-    tensor.zero_()  # training continues
-    assert not later.ready()
+    with waits():
+        later = module.reduce_later(tensor, port)
+        tensor.zero_()  # training continues
+        assert not later.ready()
     assert port.calls == ["copy"]
-    monkeypatch.undo()
     port.run()
     assert later.ready()
     summary = later.resolve()

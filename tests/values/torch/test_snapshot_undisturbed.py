@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensortap.core.buffers import Pool
 from tensortap.values import describe, nbytes_of, rebuild, snapshot
@@ -54,20 +52,8 @@ class TestContexts:
         finally:
             torch.use_deterministic_algorithms(False)
 
-    def test_modes_do_not_see_snapshots(self):
-        seen = []
-
-        class Functions(TorchFunctionMode):
-            def __torch_function__(self, func, types, args=(), kwargs=None):
-                seen.append(func)
-                return func(*args, **(kwargs or {}))
-
-        class Dispatches(TorchDispatchMode):
-            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-                seen.append(func)
-                return func(*args, **(kwargs or {}))
-
-        with Functions(), Dispatches():
+    def test_modes_do_not_see_snapshots(self, modes):
+        with modes() as seen:
             nodes = [snapshot(tensor, POOL)[0] for tensor in self.tensors]
             described = [describe(tensor) for tensor in self.tensors]
             sizes = [nbytes_of(tensor) for tensor in self.tensors]
@@ -90,46 +76,3 @@ def test_tensors_stay_as_they_are():
     assert torch.equal(torch.get_rng_state(), state)
     result.sum().backward()
     assert torch.equal(tensor.grad, torch.full((20, 30), 2.0))
-
-
-def train(catch):
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(16, 32), torch.nn.ReLU(inplace=True), torch.nn.Dropout(0.3),
-        torch.nn.Linear(32, 32), torch.nn.GELU(), torch.nn.Linear(32, 4),
-    )  # fmt: skip
-    caught = []
-
-    def hook(module, args, output):
-        caught.append((output.detach().clone(), catch(output)))
-
-    def on_gradient(parameter):
-        catch(parameter.grad.T)
-
-    for layer in model:
-        layer.register_forward_hook(hook)
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(on_gradient)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    losses = []
-    for _ in range(20):
-        loss = torch.nn.functional.cross_entropy(model(torch.randn(8, 16)), torch.randint(4, (8,)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        catch(dict(model.named_parameters()))
-        losses.append(loss.item())
-    return losses, model.state_dict(), torch.get_rng_state(), caught
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The use of `x.T`")
-def test_training_is_bit_identical():
-    train(lambda value: None)  # warm up: the first training of a process may round differently
-    losses, state, random, _ = train(lambda value: None)
-    losses2, state2, random2, caught = train(lambda value: snapshot(value, POOL)[0])
-    assert losses == losses2
-    assert torch.equal(random, random2)
-    assert all(torch.equal(state[name], state2[name]) for name in state)
-    assert len(caught) == 20 * 6
-    assert all(torch.equal(expected, rebuild(node)) for expected, node in caught)

@@ -1,12 +1,12 @@
 // What the user has chosen, kept in the address behind the #: reloading and sharing restore it.
 
-// q: the search; span: the zoomed steps; other…: what is compared or subtracted; across, median and
+// q: the search; span: the zoomed steps; other: the compared run; across, median and
 // open: the layers, the difference and the groups of the tab of ranks; why: a verdict;
 // module: the modules that show their operations
 const DEFAULTS = {
   run: "", tab: "overview", step: null, follow: false, q: "", kind: "", rank: "", metric: "",
   name: [], stat: [], scale: "", by: "", dtype: "", over: "", axes: "", at: "", leaf: "", zoom: "",
-  minus: "", other: "", otherstep: "", otherrank: "", atol: "", rtol: "", span: "", names: "",
+  other: "", atol: "", rtol: "", span: "", names: "",
   steps: "", rule: "", why: "", module: [], theme: "", across: "", median: false, open: "",
 };
 /** Resets which part of a tensor is shown. */

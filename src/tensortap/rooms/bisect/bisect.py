@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensortap.capture.pipeline import pipeline
 from tensortap.core.arguments import checked
 from tensortap.core.errors import NotFound, TensortapError
 from tensortap.rooms.bisect.faulty_modules import BisectReport
-from tensortap.rooms.bisect.grafted_run import grafting
-from tensortap.rooms.bisect.grafting import GraftHooks
-from tensortap.rooms.bisect.judge import Judge, RecordedTensors
+from tensortap.rooms.bisect.grafting import GraftSource, grafting
+from tensortap.rooms.bisect.judge import Judge
 from tensortap.rooms.bisect.recorded_step import RecordedStep
-from tensortap.rooms.blackbox.replaying import KeptState, Training
+from tensortap.rooms.blackbox.replaying import Kept, Training
 from tensortap.rooms.compare.compared_run import ComparedRun
 from tensortap.rooms.compare.matching import parse_mapping
-from tensortap.rooms.compare.rules import RuleSet, load_rules
 from tensortap.rooms.compare.tensors import Tolerance, check_tolerance
 from tensortap.values.registry import parts
 
@@ -31,38 +28,27 @@ class BisectOptions(NamedTuple):
     mapping: tuple[Any, ...] = ()
     atol: float | None = None
     rtol: float | None = None
-    rules: str | None = None
 
-    @property
-    def renames(self) -> list[tuple[str, str]]:
-        """The mapping, as patterns and replacements."""
-        return [parse_mapping(each) if isinstance(each, str) else each for each in self.mapping]
-
-    def check(self) -> None:
-        """Raise an error that names the first option with a wrong value."""
+    def check(self) -> list[tuple[str, str]]:
+        """Return the mapping as patterns and replacements; raise if an option has a wrong value."""
         check_tolerance(self.atol, self.rtol)
-        _ = self.renames
-        if self.rules is not None:
-            load_rules(self.rules)
+        return [parse_mapping(each) if isinstance(each, str) else each for each in self.mapping]
 
 
 class Bisection:
     """Judges one step of a model by a run; entered just before the step."""
 
-    def __init__(self, model: Any, options: BisectOptions, rules: RuleSet | None = None) -> None:
-        options.check()
-        if rules is None and options.rules is not None:
-            rules = load_rules(options.rules)
-        run, renames = ComparedRun(options.run), options.renames
+    def __init__(self, model: Any, options: BisectOptions) -> None:
+        renames, run = options.check(), ComparedRun(options.run)
         recorded = RecordedStep(run, options.step, renames)
         self.step, self.reference = recorded.step, run.title
-        self._before: RecordedTensors | None = None
+        self._before: GraftSource | None = None
         # a run of each n-th step has none: then the program has its own weights
         with contextlib.suppress(NotFound):
-            self._before = RecordedTensors(RecordedStep(run, self.step - 1, renames))
+            self._before = GraftSource(RecordedStep(run, self.step - 1, renames))
         tolerance = Tolerance(threads=1).given(options.atol, options.rtol)
-        self.judge = Judge(recorded, tolerance, rules, self._before)
-        self.hooks: GraftHooks = grafting(model, self.judge)
+        self.judge = Judge(recorded, tolerance, self._before)
+        self.hooks = grafting(model, self.judge)
 
     def begin(self) -> None:
         """Start from the recorded weights, if there are any from before the step."""
@@ -98,7 +84,6 @@ def bisect(
     mapping: Iterable[str | tuple[str, str]] = (),
     atol: float | None = None,
     rtol: float | None = None,
-    rules: RuleSet | str | Path | None = None,
 ) -> BisectReport:
     """Find all modules that do not compute what the reference computes from its inputs.
 
@@ -108,9 +93,8 @@ def bisect(
     Record the reference with ``tap.track(model, optimizer, tensors=True, kind="all")``.
 
     `step` is the recorded step, by default the first; before a later one, the model gets the
-    recorded weights and optimizer state of the step before. `mapping`, `atol`, `rtol` and `rules`
-    are those of `tap.compare`. Afterwards the model, its optimizers and the random states are as
-    before.
+    recorded weights and optimizer state of the step before. `mapping`, `atol` and `rtol` are those
+    of `tap.compare`. Afterwards the model, its optimizers and the random states are as before.
 
     >>> import tempfile, torch, tensortap as tap
     >>> model, x = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh()), torch.ones(1, 2)
@@ -121,9 +105,7 @@ def bisect(
     >>> tap.bisect(lambda: model(x).sum().backward(), model, tracker.path).modules
     ('1',)
     """
-    given = None if rules is None or isinstance(rules, RuleSet) else str(rules)
-    own = rules if isinstance(rules, RuleSet) else None
-    bisection = Bisection(model, BisectOptions(run, step, tuple(mapping), atol, rtol, given), own)
+    bisection = Bisection(model, BisectOptions(run, step, tuple(mapping), atol, rtol))
     kept = _KeptProgram(model)
     enabled = pipeline.enabled
     pipeline.switch(False)  # nobody records what is executed with values of another run
@@ -148,7 +130,7 @@ class _KeptProgram:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._kept: list[tuple[Training, KeptState]] = []
+        self._kept: list[tuple[Training, Kept]] = []
         self.keep_optimizer(None)
 
     def keep_optimizer(self, optimizer: Any) -> None:

@@ -27,7 +27,6 @@ def bisect(
         None, help="Close is |a - b| <= atol + rtol*|b|; default 1e-8, and 0 for integers."
     ),
     rtol: float | None = typer.Option(None, help="Default 1e-5, and 0 for integers."),
-    rules: Path | None = typer.Option(None, help="TOML file with tolerances per name."),
     mapping: list[str] = typer.Option(
         [], "--map", metavar="OLD=NEW",
         help=r"Rename modules of the program to those of the run: 'old\.(.*)=new.\1'. Repeatable.",
@@ -45,8 +44,7 @@ def bisect(
     from tensortap.rooms.compare.compared_run import ComparedRun
 
     where = run if "://" in run else str(Path(run).absolute())
-    given = None if rules is None else str(rules.absolute())
-    options = BisectOptions(where, step, tuple(mapping), atol, rtol, given)
+    options = BisectOptions(where, step, tuple(mapping), atol, rtol)
     options.check()  # before anything starts
     number = RecordedStep(ComparedRun(where), step).step
     report = _of_all_ranks(_execute(command, options._replace(step=number)))

@@ -5,37 +5,27 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensortap.capture.pipeline import pipeline
 from tensortap.core.arguments import checked
 from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.patterns import compile_pattern
 from tensortap.core.record import Kind, TensorData
-from tensortap.rooms.bisect.grafting import GraftHooks, GraftSource, Swap
+from tensortap.rooms.bisect.grafting import GraftSource, Swap, grafting
 from tensortap.rooms.bisect.recorded_step import RecordedStep
 from tensortap.rooms.compare.compared_run import ComparedRun
 from tensortap.rooms.compare.matching import parse_mapping
 from tensortap.runs.reader import similar_names
-from tensortap.values.registry import parts
+
+if TYPE_CHECKING:
+    from tensortap.rooms.bisect.torch.grafts import ModelGrafts
 
 log = logging.getLogger("tensortap")
 Names = str | re.Pattern[str] | Iterable[str]
 
 
-def grafting(model: Any, source: GraftSource) -> GraftHooks:
-    """Return hooks that exchange the tensors of a model; raise TypeError for other objects."""
-    for part in parts("tensortap.rooms.bisect"):
-        hooks: GraftHooks | None = part.graft(model, source)
-        if hooks is not None:
-            return hooks
-    raise TypeError(
-        f"model must be a torch.nn.Module, got {model!r:.100}; outputs inside compiled functions "
-        "of JAX cannot be replaced"
-    )
-
-
-class Graft:
+class Graft(GraftSource):
     """Recorded outputs in place of computed ones; made by `graft`, used in a ``with`` statement."""
 
     judges = False
@@ -46,13 +36,12 @@ class Graft:
         self._run = ComparedRun(run)
         self._fixed = step
         self._renames = [parse_mapping(each) if isinstance(each, str) else each for each in mapping]
-        self._modules: set[str] = set()
-        self._recorded = self._at(step if step is not None else pipeline.clock.step)
+        super().__init__(self._at(step if step is not None else pipeline.clock.step))
         self.notes: dict[str, str] = {}
         """Changes that recorded values needed, by name, such as a cast."""
         self.replaced: dict[str, int] = {}
         """Number of replaced outputs by name."""
-        self._hooks: GraftHooks | None = grafting(model, self)
+        self._hooks: ModelGrafts | None = grafting(model, self)
         self._modules = self._select(self._hooks.modules, names)
 
     def _at(self, step: int | None) -> RecordedStep:
@@ -92,11 +81,6 @@ class Graft:
     # -- for hooks -------------------------------------------------------------------------------
 
     @property
-    def evaluates(self) -> bool:
-        """Whether calls of a model in ``eval()`` mode count, as they did in the run."""
-        return "eval" in self._recorded.modes
-
-    @property
     def step_number(self) -> int:
         """The step of the program, whose outputs of the run take the place of computed ones."""
         step = pipeline.clock.step
@@ -108,14 +92,6 @@ class Graft:
         """Return whether the outputs of a module are replaced."""
         return module in self._modules
 
-    def calls(self, module: str) -> int:
-        """Return how many calls of a module are recorded in this step."""
-        return self._recorded.calls(module)
-
-    def states(self, parameter: str) -> list[str]:
-        """Return nothing: a graft leaves optimizers alone."""
-        return []
-
     def recorded(
         self, name: str, kind: Kind, call: int, shape: tuple[int, ...]
     ) -> TensorData | None:
@@ -125,7 +101,7 @@ class Graft:
             self._note(name, found.note)
         return found.data
 
-    def swap(self, swap: Swap) -> bool:
+    def swap(self, swap: Swap) -> None:
         """Check the shapes, and note a cast."""
         ours, theirs = tuple(swap.computed.shape), tuple(swap.recorded.shape)
         if ours != theirs:
@@ -137,7 +113,6 @@ class Graft:
         if dtypes[0] != dtypes[1]:
             self._note(swap.name, f"recorded as {dtypes[0]}, cast to {dtypes[1]}")
         self.replaced[swap.name] = self.replaced.get(swap.name, 0) + 1
-        return True
 
     def _note(self, name: str, note: str) -> None:
         known = self.notes.get(name, "")

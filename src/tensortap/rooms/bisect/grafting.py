@@ -1,11 +1,22 @@
-"""The protocol by which tensors of a running program are replaced by recorded ones."""
+"""Recorded tensors in place of those that a program computes: what hooks ask for and hand over."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tensortap.core.errors import NotFound
 from tensortap.core.record import Kind, TensorData
+from tensortap.rooms.bisect.recorded_step import RecordedStep
+from tensortap.values.registry import parts
+
+if TYPE_CHECKING:
+    from tensortap.rooms.bisect.torch.grafts import ModelGrafts
+
+SPLIT = (
+    "the reference's ranks had batches of their own, whose gradients have another scale: the "
+    "backward pass is not judged"
+)
 
 
 class CallSite(NamedTuple):
@@ -35,63 +46,67 @@ class Swap(NamedTuple):
     certain: bool = True
 
 
-class BeforeStep(Protocol):
-    """Whoever provides weights and optimizer state from before a step."""
+class GraftSource:
+    """The tensors of a recorded step, as hooks ask for them."""
+
+    judges = True
+    """Whether inputs, gradients and parameters are exchanged, not only outputs."""
+
+    def __init__(self, recorded: RecordedStep) -> None:
+        self._recorded = recorded
+        self.unjudged: dict[str, str] = {}
+        self.notes: dict[str, Any] = {}
+
+    @property
+    def evaluates(self) -> bool:
+        """Return whether calls of a model in ``eval()`` mode count, as in the run."""
+        return "eval" in self._recorded.modes
+
+    @property
+    def step_number(self) -> int:
+        """The training step; calls are counted from zero in each."""
+        return self._recorded.step
+
+    def selects(self, module: str) -> bool:
+        """Return whether the outputs of a module are exchanged."""
+        return True
+
+    def calls(self, module: str) -> int:
+        """Return how many calls of a module are recorded in this step."""
+        return self._recorded.calls(module)
 
     def states(self, parameter: str) -> list[str]:
         """Return which tensors of the optimizer's state are recorded for a parameter."""
+        return self._recorded.states(parameter)
 
     def recorded(
         self, name: str, kind: Kind, call: int, shape: tuple[int, ...]
     ) -> TensorData | None:
         """Return the recorded tensor for one of this shape; None to leave it as it is."""
+        try:
+            found = self._recorded.get(name, kind, call, shape)
+        except NotFound as error:
+            if self._recorded.has(name, kind, call) or kind is Kind.WEIGHT:
+                self.unjudged.setdefault(f"{name} ({kind.value})", str(error))
+            return None
+        if found.note:
+            self.notes[f"recorded values were put together: {found.note}"] = None
+        if found.split and kind is Kind.GRADIENT:
+            self.notes[SPLIT] = None
+            return None
+        return found.data
+
+    def swap(self, swap: Swap) -> None:
+        """Look at a tensor before the recorded one takes its place."""
 
 
-class GraftSource(BeforeStep, Protocol):
-    """Whoever provides recorded tensors and judges computed ones."""
-
-    judges: bool
-    """Whether inputs, gradients and parameters are exchanged, not only outputs."""
-
-    @property
-    def evaluates(self) -> bool:
-        """Return whether calls of a model in ``eval()`` mode count."""
-
-    @property
-    def step_number(self) -> int:
-        """Return the training step; calls are counted from zero in each."""
-
-    def selects(self, module: str) -> bool:
-        """Return whether the outputs of a module are exchanged."""
-
-    def calls(self, module: str) -> int:
-        """Return how many calls of a module are recorded in this step."""
-
-    def swap(self, swap: Swap) -> bool:
-        """Judge a tensor; return whether the recorded one takes its place."""
-
-
-class GraftHooks(Protocol):
-    """Hooks that exchange the tensors of a model."""
-
-    modules: list[str]
-    """The names of all modules of the model."""
-
-    stepping: Callable[[Any], object] | None
-    """A function that is called with each optimizer before its step, or None."""
-
-    def attach(self) -> None:
-        """Install the hooks."""
-
-    def detach(self) -> None:
-        """Remove every hook."""
-
-    def load(self, before: BeforeStep) -> None:
-        """Put recorded weights and optimizer state into the program, before a step."""
-
-    def end_step(self) -> None:
-        """Hand over the gradients and weights that no optimizer step has shown."""
-
-    @property
-    def running(self) -> str:
-        """The innermost module that has been called and has not returned; empty for none."""
+def grafting(model: Any, source: GraftSource) -> ModelGrafts:
+    """Return hooks that exchange the tensors of a model; raise TypeError for other objects."""
+    for part in parts("tensortap.rooms.bisect"):
+        hooks: ModelGrafts | None = part.graft(model, source)
+        if hooks is not None:
+            return hooks
+    raise TypeError(
+        f"model must be a torch.nn.Module, got {model!r:.100}; outputs inside compiled functions "
+        "of JAX cannot be replaced"
+    )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensortap.core.errors import NotFound
-from tensortap.core.record import Kind, TensorData
+from tensortap.core.record import Kind
 from tensortap.rooms.bisect.faulty_modules import (
     BATCH,
     GRADIENTS,
@@ -24,20 +24,15 @@ from tensortap.rooms.bisect.faulty_modules import (
     BisectReport,
     FaultyModule,
 )
-from tensortap.rooms.bisect.grafting import CallSite, Swap
+from tensortap.rooms.bisect.grafting import SPLIT, CallSite, GraftSource, Swap
 from tensortap.rooms.bisect.recorded_step import RecordedStep
 from tensortap.rooms.compare.explain import explain
 from tensortap.rooms.compare.result import Comparison
-from tensortap.rooms.compare.rules import RuleSet
 from tensortap.rooms.compare.tensors import Tolerance
 from tensortap.rooms.compare.values import compare_with
 from tensortap.values.view import array_of
 
 _SAME_FACTOR = 1e-3  # factors that are closer than this, relative to each other, are the same
-_SPLIT = (
-    "the reference's ranks had batches of their own, whose gradients have another scale: the "
-    "backward pass is not judged"
-)
 _NO_INPUTS = (
     'the reference has no inputs of modules: record it with tap.track(..., kind="all") to tell a '
     "module from the code before it"
@@ -62,111 +57,31 @@ class Deviation(NamedTuple):
     factor: float | None = None  # of a gradient that is a multiple of the recorded one
 
 
-class RandomCall(NamedTuple):
-    """A call of a module that draws random numbers."""
-
-    module: str
-    agrees: bool
-
-
-class RecordedTensors:
-    """The tensors of a recorded step as hooks ask for them."""
-
-    def __init__(self, recorded: RecordedStep) -> None:
-        self._recorded = recorded
-        self.unjudged: dict[str, str] = {}
-        self.notes: dict[str, None] = {}  # ordered
-
-    def calls(self, module: str) -> int:
-        """Return how many calls of a module are recorded in this step."""
-        return self._recorded.calls(module)
-
-    def states(self, parameter: str) -> list[str]:
-        """Return which tensors of the optimizer's state are recorded for a parameter."""
-        return self._recorded.states(parameter)
-
-    def recorded(
-        self, name: str, kind: Kind, call: int, shape: tuple[int, ...]
-    ) -> TensorData | None:
-        """Return a recorded tensor; None if there is none."""
-        try:
-            found = self._recorded.get(name, kind, call, shape)
-        except NotFound as error:
-            if self._recorded.has(name, kind, call) or kind is Kind.WEIGHT:
-                self.unjudged.setdefault(f"{name} ({kind.value})", str(error))
-            return None
-        if found.note:
-            self.notes[f"recorded values were put together: {found.note}"] = None
-        if found.split and kind is Kind.GRADIENT:
-            self.notes[_SPLIT] = None
-            return None
-        return found.data
-
-
-class Judge(RecordedTensors):
-    """Compares every tensor of a step with the recorded one; a `GraftSource` that judges."""
-
-    judges = True
+class Judge(GraftSource):
+    """Compares every tensor of a step with the recorded one."""
 
     def __init__(
-        self,
-        recorded: RecordedStep,
-        tolerance: Tolerance,
-        rules: RuleSet | None = None,
-        before: RecordedTensors | None = None,
+        self, recorded: RecordedStep, tolerance: Tolerance, before: GraftSource | None = None
     ) -> None:
         super().__init__(recorded)
         self._tolerance = tolerance
-        self._rules = rules
         self._before = before  # what the program started from
         self._counts: collections.Counter[str] = collections.Counter()
         self._found: list[Deviation] = []
-        self._random: list[RandomCall] = []
-        self._allowed: set[str] = set()  # modules that may differ, by a rule
+        # calls of modules that draw random numbers, and whether their output agrees
+        self._random: list[tuple[str, bool]] = []
 
-    @property
-    def evaluates(self) -> bool:
-        """Whether calls of a model in ``eval()`` mode count, as they did in the run."""
-        return "eval" in self._recorded.modes
-
-    @property
-    def step_number(self) -> int:
-        """The judged step."""
-        return self._recorded.step
-
-    def selects(self, module: str) -> bool:
-        """Return that every module is judged."""
-        return True
-
-    def swap(self, swap: Swap) -> bool:
+    def swap(self, swap: Swap) -> None:
         """Compare a tensor with the recorded one, which takes its place."""
-        name, kind = self._recorded.spelled(swap.name), swap.kind
-        rule = self._rules.find(name, kind.value) if self._rules is not None else None
-        if rule is not None and rule.ignore:
-            self._allow(swap)
-            return True
-        tolerance = self._tolerance
-        if rule is not None:
-            tolerance = tolerance.given(rule.atol, rule.rtol)
-        self._counts["inputs" if swap.is_input else _PLURALS[kind]] += 1
+        self._counts["inputs" if swap.is_input else _PLURALS[swap.kind]] += 1
         if swap.computed is None:
             found = Comparison(False, "it has no gradient, the reference has one", differing=1)
         else:
-            found = compare_with(swap.computed, swap.recorded, tolerance)
-        agrees = bool(found)
-        if not agrees and rule is not None and rule.expected:
-            self._allow(swap)
-            return True
+            found = compare_with(swap.computed, swap.recorded, self._tolerance)
         if swap.random and not swap.is_input and swap.site is not None:
-            self._random.append(RandomCall(swap.site.module, agrees))
-        if not agrees:
+            self._random.append((swap.site.module, bool(found)))
+        if not found:
             self._found.append(self._deviation(swap, found))
-        return True
-
-    def _allow(self, swap: Swap) -> None:
-        """Note a module that may differ, and so may its gradients."""
-        if swap.kind is Kind.ACTIVATION:
-            self._allowed.add(_suspects(swap)[0])
 
     def _deviation(self, swap: Swap, found: Comparison) -> Deviation:
         reasons: tuple[str, ...] = ()
@@ -196,7 +111,7 @@ class Judge(RecordedTensors):
         unsure = self._unsure()
         faults = _merged(each for each in forward if each.suspects[0] not in unsure)
         doubtful = _merged(each for each in forward if each.suspects[0] in unsure)
-        explained = unsure | self._allowed | _named(faults)
+        explained = unsure | _named(faults)
         if BATCH in explained:
             explained.add(LOSS)  # the labels belong to the batch
         backward = [each for each in self._backward() if not explained & set(each.suspects)]
@@ -221,16 +136,16 @@ class Judge(RecordedTensors):
         A call is judged where the random states agree: the call before it agrees, or a later one.
         """
         found = set()
-        for index, call in enumerate(self._random):
-            before = index > 0 and self._random[index - 1].agrees
-            later = any(each.agrees for each in self._random[index + 1 :])
-            if not call.agrees and not before and not later:
-                found.add(call.module)
+        for index, (module, agrees) in enumerate(self._random):
+            before = index > 0 and self._random[index - 1][1]
+            later = any(each for _, each in self._random[index + 1 :])
+            if not agrees and not before and not later:
+                found.add(module)
         return found
 
     def _backward(self) -> Iterator[Deviation]:
         """Yield what differs in the backward pass; nothing where gradients were not exchanged."""
-        if _SPLIT not in self.notes:
+        if SPLIT not in self.notes:
             yield from (
                 each for each in self._found if each.kind in (Kind.GRADIENT, Kind.WEIGHT_GRADIENT)
             )

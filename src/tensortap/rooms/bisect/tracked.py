@@ -16,7 +16,8 @@ import msgspec
 from tensortap.capture.pipeline import pipeline
 from tensortap.core import ranks
 from tensortap.core.errors import TensortapError
-from tensortap.rooms.track.observing import TrackHooks, TrackObserver
+from tensortap.rooms.track.observer import Observer
+from tensortap.rooms.track.observing import TrackHooks
 
 if TYPE_CHECKING:  # every tracked program imports this file
     from tensortap.rooms.bisect.bisect import Bisection, BisectOptions
@@ -27,7 +28,7 @@ FOLDER = "TENSORTAP_BISECT"
 _OPTIONS = "options.msgpack"
 
 
-def bisected(hooks: TrackHooks, model: Any, observer: TrackObserver) -> TrackHooks:
+def bisected(hooks: TrackHooks, model: Any, observer: Observer) -> TrackHooks:
     """Return hooks that also judge a step, if `tensortap bisect` has started this program."""
     folder = os.environ.pop(FOLDER, None)  # the first tracked model is the one
     return hooks if folder is None else BisectedHooks(hooks, model, observer, Path(folder))
@@ -52,9 +53,7 @@ def read_reports(folder: Path) -> dict[int, BisectReport | str]:
 class BisectedHooks:
     """The hooks of a tracker, and those that judge one of its steps."""
 
-    def __init__(
-        self, hooks: TrackHooks, model: Any, observer: TrackObserver, folder: Path
-    ) -> None:
+    def __init__(self, hooks: TrackHooks, model: Any, observer: Observer, folder: Path) -> None:
         from tensortap.rooms.bisect.bisect import Bisection, BisectOptions
 
         self._hooks = hooks

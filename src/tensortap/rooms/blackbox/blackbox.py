@@ -20,7 +20,7 @@ from tensortap.core.errors import TensortapError
 from tensortap.core.limits import format_size
 from tensortap.core.record import Kind, Record
 from tensortap.rooms.blackbox.explaining import Explainer, KeptStep, Verdict
-from tensortap.rooms.blackbox.replaying import KeptBatch, KeptState, Training
+from tensortap.rooms.blackbox.replaying import Kept, Training
 from tensortap.values.registry import parts
 
 log = logging.getLogger("tensortap")
@@ -34,14 +34,21 @@ class BlackBox:
     """A step function whose recent calls can be run again; made by `blackbox`."""
 
     def __init__(
-        self, step: Callable[..., Any], model: Any, training: Training, every: int, memory: int
+        self,
+        step: Callable[..., Any],
+        model: Any,
+        training: Training,
+        every: int,
+        memory: int,
+        explain: bool,
     ) -> None:
         self._step = step
         self._model = model
         self._training = training
         self._every = every
         self._memory = memory
-        self._snapshot: KeptState | None = None
+        self._explains = explain
+        self._snapshot: Kept | None = None
         self._steps: list[KeptStep] = []
         self._spare: KeptStep | None = None  # a good step before the snapshot
         self._count = 0
@@ -103,13 +110,15 @@ class BlackBox:
     # -- keeping --------------------------------------------------------------------------------
 
     def _before(self, batch: Any) -> None:
-        kept: KeptBatch | Exception = self._keep_batch(batch)
-        nbytes = kept.nbytes if isinstance(kept, KeptBatch) else 0
+        kept: Kept | Exception = self._keep_batch(batch)
+        nbytes = kept.nbytes if isinstance(kept, Kept) else 0
         restart = self._snapshot is None or self._interrupted
         full = self._held(with_spare=True) + nbytes > self._memory
         # ranks replay together: all of them begin with the same step
         alerted, restart, full = self._training.agree(
-            self._alerted and not self._explained, restart or isinstance(kept, Exception), full
+            self._alerted and self._explains and not self._explained,
+            restart or isinstance(kept, Exception),
+            full,
         )
         self._alerted = self._interrupted = False
         if alerted:
@@ -127,7 +136,7 @@ class BlackBox:
         self._steps.append(KeptStep(number, kept, self._training.keep_moment()))
         self._count += 1
 
-    def _keep_batch(self, batch: Any) -> KeptBatch | Exception:
+    def _keep_batch(self, batch: Any) -> Kept | Exception:
         """Copy the arguments of a step; return why that is not possible if it is not."""
         if not pipeline.enabled:
             return _Disabled()
@@ -156,7 +165,9 @@ class BlackBox:
                 last.digest = self._training.digest_of(result)
                 bad = self._training.is_bad(result, whole=False)
         finally:  # other ranks wait for this one, whatever happens here
-            bad, explains = self._training.agree(bad, bad and not self._explained)
+            bad, explains = self._training.agree(
+                bad, bad and self._explains and not self._explained
+            )
         if last is not None:
             last.bad = bad
         self._explained = bad
@@ -166,7 +177,7 @@ class BlackBox:
     # -- explaining -----------------------------------------------------------------------------
 
     def explain(self) -> Verdict | None:
-        """Run the last steps again and say what went wrong; training goes on as if nothing was.
+        """Run the last steps again and say what went wrong; then put the state of training back.
 
         In a distributed job all ranks have to call this. Returns None if no step was kept.
         """
@@ -185,7 +196,7 @@ class BlackBox:
         self._publish(verdict, records)
         return verdict
 
-    def _check_model(self, snapshot: KeptState) -> None:
+    def _check_model(self, snapshot: Kept) -> None:
         """Raise TensortapError on all ranks if the snapshot is of another model than there is."""
         said = ""
         try:
@@ -244,6 +255,7 @@ def blackbox(
     *others: Any,
     every: int = 50,
     memory: int = 2 << 30,
+    explain: bool = True,
 ) -> BlackBox:
     """Return the step function with a black box: ``step = tap.blackbox(train_step, model, opt)``.
 
@@ -253,8 +265,9 @@ def blackbox(
     a GradScaler, generators, and whatever else a step changes. If a result is not finite, or an
     alert about NaN fires, or you call ``step.explain()``, it runs the steps again and says whether
     the fault is deterministic, in the data or transient, in which operation, and why. Then it puts
-    everything back, bit by bit. A JAX step has its state in its arguments and results:
-    ``step = tap.blackbox(update)``.
+    everything back, bit by bit. What a step does besides, such as writing to a file, happens again:
+    with ``explain=False`` steps run again only if you call ``step.explain()``. A JAX step has
+    its state in its arguments and results: ``step = tap.blackbox(update)``.
 
     >>> import torch
     >>> model = torch.nn.Linear(2, 1)
@@ -271,7 +284,7 @@ def blackbox(
     for part in parts("tensortap.rooms.blackbox"):
         training = part.training(model, optimizer, others)
         if training is not None:
-            return BlackBox(train_step, model, training, every, memory)
+            return BlackBox(train_step, model, training, every, memory, explain)
     raise TypeError(
         f"model must be a torch.nn.Module, or None for a JAX program; got {model!r:.100}"
     )

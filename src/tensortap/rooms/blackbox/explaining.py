@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tensortap.core.files import plain
 from tensortap.core.record import Record
-from tensortap.rooms.blackbox.replaying import KeptBatch, KeptState, Training
+from tensortap.rooms.blackbox.replaying import Kept, Training
 from tensortap.rooms.ops.operation_records import NonFiniteOperation
 from tensortap.rooms.ops.ops import OperationRecorder
 
@@ -29,12 +29,12 @@ class Verdict(NamedTuple):
     kind: str
     step: int
     rank: int
-    finding: NonFiniteOperation | None
-    rows: tuple[int, ...]
     replayed: int
-    same: bool
-    other: int | None
-    text: str
+    same: bool = True
+    finding: NonFiniteOperation | None = None
+    rows: tuple[int, ...] = ()
+    other: int | None = None  # the step whose batch was tried in its place
+    text: str = ""
 
     def __str__(self) -> str:
         return self.text
@@ -45,7 +45,7 @@ class KeptStep:
     """A step since the last snapshot: its arguments, its random states, and what it returned."""
 
     number: int
-    batch: KeptBatch
+    batch: Kept
     moment: Any
     digest: bytes = b""
     bad: bool = False
@@ -68,7 +68,7 @@ class Explainer:
         step: Callable[..., Any],
         model: Any,
         training: Training,
-        snapshot: KeptState,
+        snapshot: Kept,
         steps: Sequence[KeptStep],
         spare: KeptStep | None,
         alerted: bool = False,
@@ -92,31 +92,28 @@ class Explainer:
             kind = TRANSIENT if wrong or differs is not None else FINITE
             self._inner = self._alerted and kind == FINITE
             if not self._inner:
-                return self._verdict(kind, last, None, (), len(self._steps), differs, None), []
+                found = Verdict(kind, last, training.rank, len(self._steps))
+                return self._in_words(found, differs), []
             bad = len(self._steps) - 1
         step = self._steps[bad]
         self._replay(bad, stop=False)
         base = training.keep_state()
         records: list[Record] = []
         trial = self._try(base, step, training.batch_of(step.batch), records)
-        replayed = bad + 1
         if not trial.bad:
             kind = FINITE if self._inner else TRANSIENT
-            return self._verdict(kind, step.number, None, (), replayed, differs, None), []
-        finding, rank = trial.finding, self._first_rank(trial.finding)
+            found = Verdict(kind, step.number, training.rank, bad + 1)
+            return self._in_words(found, differs), []
+        rank = self._first_rank(trial.finding)
+        found = Verdict(DETERMINISTIC, step.number, rank, bad + 1, finding=trial.finding)
         other = self._other(bad)
-        rows: tuple[int, ...] = ()
-        kind = DETERMINISTIC
         if other is not None:
+            found = found._replace(other=other.number)
             own = training.rank == rank
             replaced = self._try(base, step, training.batch_of((other if own else step).batch))
             if not replaced.bad:
-                kind = DATA
-                rows = self._rows(base, step, other, rank)
-        tried = None if other is None else other.number
-        return self._verdict(
-            kind, step.number, finding, rows, replayed, differs, tried, rank, trial.raised
-        ), records  # fmt: skip
+                found = found._replace(kind=DATA, rows=self._rows(base, step, other, rank))
+        return self._in_words(found, differs, trial.raised), records
 
     def _replay(self, count: int, stop: bool) -> tuple[int | None, int | None]:
         """Run the first steps again; return which is bad, and the number of one that differs."""
@@ -137,7 +134,7 @@ class Explainer:
         return None, differs
 
     def _try(
-        self, base: KeptState, step: KeptStep, batch: Any, records: list[Record] | None = None
+        self, base: Kept, step: KeptStep, batch: Any, records: list[Record] | None = None
     ) -> Trial:
         """Run a step from the state before it, with this batch."""
         training = self._training
@@ -178,7 +175,7 @@ class Explainer:
         rank = min(range(len(found)), key=lambda each: int(found[each]))
         return rank if len(found) > 1 else self._training.rank
 
-    def _rows(self, base: KeptState, step: KeptStep, other: KeptStep, rank: int) -> tuple[int, ...]:
+    def _rows(self, base: Kept, step: KeptStep, other: KeptStep, rank: int) -> tuple[int, ...]:
         """Return the rows of the batch of a rank that make the step bad, each by itself."""
         training, own = self._training, self._training.rank == rank
         count = training.rows_of(step.batch) if own else 0
@@ -208,26 +205,14 @@ class Explainer:
                     waiting += [rows[:half], rows[half:]]
         return tuple(sorted(found))
 
-    def _verdict(
-        self,
-        kind: str,
-        step: int,
-        finding: NonFiniteOperation | None,
-        rows: tuple[int, ...],
-        replayed: int,
-        differs: int | None,
-        other: int | None,
-        rank: int | None = None,
-        raised: str = "",
-    ) -> Verdict:
-        training = self._training
-        rank = training.rank if rank is None else rank
-        place = _place(finding, raised)
-        if training.world_size > 1:
-            place = training.gather(place)[rank]
-        named = f" on rank {rank}" if training.world_size > 1 else ""
-        text = _paragraph(kind, step, named, place, rows, replayed, differs, other)
-        return Verdict(kind, step, rank, finding, rows, replayed, differs is None, other, text)
+    def _in_words(self, found: Verdict, differs: int | None, raised: str = "") -> Verdict:
+        """Return a verdict with its text; `differs` is the first step with other bits."""
+        place, where = _place(found.finding, raised), f"step {found.step}"
+        if self._training.world_size > 1:
+            place = self._training.gather(place)[found.rank]
+            where += f" on rank {found.rank}"
+        text = f"{where}: {_paragraph(found, place, differs)}"
+        return found._replace(same=differs is None, text=text)
 
 
 def _ignore(record: Record) -> None:
@@ -255,41 +240,29 @@ def _place(finding: NonFiniteOperation | None, raised: str) -> str:
     return f"{finding.operation}{owner} in the {finding.phase}{line}{code}: {finding.why}"
 
 
-def _paragraph(
-    kind: str,
-    step: int,
-    rank: str,
-    place: str,
-    rows: tuple[int, ...],
-    replayed: int,
-    differs: int | None,
-    other: int | None,
-) -> str:
+def _paragraph(found: Verdict, place: str, differs: int | None) -> str:
     """Return the verdict in words; `place` says which operation it was and why."""
-    where = f"step {step}{rank}"
-    steps = "1 step" if replayed == 1 else f"{replayed} steps"
-    if kind == FINITE:
-        return f"{where}: everything is finite. The replay of {steps} computed the same bits."
-    if kind == TRANSIENT:
-        if differs is not None and differs != step:
+    steps = "1 step" if found.replayed == 1 else f"{found.replayed} steps"
+    if found.kind == FINITE:
+        return f"everything is finite. The replay of {steps} computed the same bits."
+    if found.kind == TRANSIENT:
+        cause = "the same step with the same state, batch and random numbers is finite"
+        if differs is not None and differs != found.step:
             cause = f"step {differs} computed other bits the first time"
-        else:
-            cause = "the same step with the same state, batch and random numbers is finite"
         return (
-            f"{where}: transient. It does not happen again: in the replay of {steps}, {cause}. "
-            "Suspect the hardware, a race, or state that the step keeps outside of model and "
-            "optimizer."
+            f"transient. It does not happen again: in the replay of {steps}, {cause}. Suspect the "
+            "hardware, a race, or state that the step keeps outside of model and optimizer."
         )
     same = "with the same bits" if differs is None else "though not with the same bits"
     again = f"It happens again in the replay of {steps}, {same}."
-    if kind == DATA:
-        named = ", ".join(map(str, rows[:8])) + (" …" if len(rows) > 8 else "")
-        word = "row" if len(rows) == 1 else "rows"
-        which = f"{word} {named} of the batch" if rows else "the batch"
-        gone = f"It goes away with the batch of step {other}: check {which}."
-        return f"{where}: data. {place}. {again} {gone}"
+    if found.kind == DATA:
+        named = ", ".join(map(str, found.rows[:8])) + (" …" if len(found.rows) > 8 else "")
+        word = "row" if len(found.rows) == 1 else "rows"
+        which = f"{word} {named} of the batch" if found.rows else "the batch"
+        gone = f"It goes away with the batch of step {found.other}: check {which}."
+        return f"data. {place}. {again} {gone}"
     tried = "No other batch was there to try."
-    if other is not None:
-        as_well = f"It happens with the batch of step {other} as well"
+    if found.other is not None:
+        as_well = f"It happens with the batch of step {found.other} as well"
         tried = f"{as_well}: check the code and the state, not the data."
-    return f"{where}: deterministic. {place}. {again} {tried}"
+    return f"deterministic. {place}. {again} {tried}"

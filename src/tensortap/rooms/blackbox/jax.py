@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensortap.core import ranks
-from tensortap.rooms.blackbox.replaying import KeptBatch, KeptState, Training
+from tensortap.rooms.blackbox.replaying import Kept, Training
 from tensortap.values.snapshot import digest_of
 
 _SMALL = 4096  # bytes of a result that is read after each step: a loss, a metric
@@ -65,27 +64,19 @@ class JaxTraining(Training):
     def __init__(self) -> None:
         self._results: list[Any] = []  # leaves of what the last call returned
 
-    @property
-    def rank(self) -> int:
-        return ranks.rank_and_world_size()[0]
-
-    @property
-    def world_size(self) -> int:
-        return ranks.rank_and_world_size()[1]
-
     # -- the state ------------------------------------------------------------------------------
 
-    def keep_state(self, instead: KeptState | None = None) -> KeptState:
+    def keep_state(self, instead: Kept | None = None) -> Kept:
         copies = [_host(leaf) for leaf in self._results]
-        return KeptState((copies, self.keep_moment()), sum(map(_nbytes, copies)))
+        return Kept((copies, self.keep_moment()), sum(map(_nbytes, copies)))
 
-    def keep_present(self) -> KeptState:
-        return KeptState((list(self._results), self.keep_moment()), 0)
+    def keep_present(self) -> Kept:
+        return Kept((list(self._results), self.keep_moment()), 0)
 
-    def check(self, kept: KeptState) -> None:
+    def check(self, kept: Kept) -> None:
         """Do nothing: the state is in the arguments of the step."""
 
-    def restore(self, kept: KeptState) -> None:
+    def restore(self, kept: Kept) -> None:
         self._results, moment = list(kept.content[0]), kept.content[1]
         self.restore_moment(moment)
 
@@ -99,15 +90,15 @@ class JaxTraining(Training):
 
     # -- batches ---------------------------------------------------------------------------------
 
-    def keep_batch(self, batch: Any) -> KeptBatch:
+    def keep_batch(self, batch: Any) -> Kept:
         leaves, tree = jax.tree.flatten(batch)
         places = {id(leaf): index for index, leaf in enumerate(self._results) if _is_array(leaf)}
         kept = [
             LastResult(places[id(leaf)]) if id(leaf) in places else _host(leaf) for leaf in leaves
         ]
-        return KeptBatch((kept, tree), sum(map(_nbytes, kept)))
+        return Kept((kept, tree), sum(map(_nbytes, kept)))
 
-    def batch_of(self, kept: KeptBatch) -> Any:
+    def batch_of(self, kept: Kept) -> Any:
         leaves, tree = kept.content
         return jax.tree.unflatten(tree, [self._build(leaf) for leaf in leaves])
 
@@ -116,11 +107,11 @@ class JaxTraining(Training):
             leaf = _host(self._results[leaf.number])  # copied: a step may donate it
         return leaf.build() if isinstance(leaf, HostArray) else leaf
 
-    def rows_of(self, kept: KeptBatch) -> int:
+    def rows_of(self, kept: Kept) -> int:
         sizes = {len(leaf.copy) for leaf in kept.content[0] if _has_rows(leaf)}
         return sizes.pop() if len(sizes) == 1 else 0
 
-    def mixed(self, kept: KeptBatch, other: KeptBatch, rows: frozenset[int]) -> Any:
+    def mixed(self, kept: Kept, other: Kept, rows: frozenset[int]) -> Any:
         (bad, tree), (good, other_tree) = kept.content, other.content
         if tree != other_tree:
             raise ValueError("the batches have different structures")
@@ -146,12 +137,6 @@ class JaxTraining(Training):
         self._results = jax.tree.leaves(result)
         small = [x for x in self._results if _is_array(x) and x.nbytes <= _SMALL]
         return b"".join(digest_of(_read(leaf)) for leaf in small)
-
-    def agree(self, *flags: bool) -> list[bool]:
-        return list(flags)
-
-    def gather(self, value: str) -> list[str]:
-        return [value]
 
 
 def _is_array(leaf: Any) -> bool:

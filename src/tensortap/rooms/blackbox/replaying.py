@@ -1,19 +1,14 @@
-"""The protocol by which the black box saves, restores and repeats steps of a program."""
+"""The program whose steps the black box keeps, restores and repeats."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-
-class KeptState(NamedTuple):
-    """A copy of everything that a step changes, and its bytes."""
-
-    content: Any
-    nbytes: int
+from tensortap.core import ranks
 
 
-class KeptBatch(NamedTuple):
-    """A copy of the arguments of a step in the memory of the host, and its bytes."""
+class Kept(NamedTuple):
+    """A copy of the arguments of a step, or of everything that a step changes, and its bytes."""
 
     content: Any
     nbytes: int
@@ -22,30 +17,40 @@ class KeptBatch(NamedTuple):
 class Training(Protocol):
     """A training program whose steps can be run again."""
 
+    intercepts: bool = False
+    """True if only functions that the recorder calls itself are recorded."""
+
     @property
     def rank(self) -> int:
         """The rank of this process."""
+        return ranks.rank_and_world_size()[0]
 
     @property
     def world_size(self) -> int:
         """The number of ranks that run the same steps."""
+        return ranks.rank_and_world_size()[1]
 
-    intercepts: bool = False
-    """Whether operations are recorded only of functions that a recorder calls itself."""
+    def agree(self, *flags: bool) -> list[bool]:
+        """Return which flags are set on any rank; every rank has to call this."""
+        return list(flags)
 
-    def keep_state(self, instead: KeptState | None = None) -> KeptState:
+    def gather(self, value: str) -> list[str]:
+        """Return the texts of all ranks, by rank; every rank has to call this."""
+        return [value]
+
+    def keep_state(self, instead: Kept | None = None) -> Kept:
         """Copy parameters, buffers, gradients, and the states of optimizer and others.
 
         The memory of a copy that nobody needs any more, `instead`, is used again.
         """
 
-    def keep_present(self) -> KeptState:
+    def keep_present(self) -> Kept:
         """Do the same, and remember which tensors hold it, to put everything back as it is."""
 
-    def check(self, kept: KeptState) -> None:
+    def check(self, kept: Kept) -> None:
         """Raise ValueError if the program has no place for a copy: its model has changed."""
 
-    def restore(self, kept: KeptState) -> None:
+    def restore(self, kept: Kept) -> None:
         """Write a copy back."""
 
     def keep_moment(self) -> Any:
@@ -54,16 +59,16 @@ class Training(Protocol):
     def restore_moment(self, moment: Any) -> None:
         """Set the random states and the settings of the optimizer."""
 
-    def keep_batch(self, batch: Any) -> KeptBatch:
+    def keep_batch(self, batch: Any) -> Kept:
         """Copy the arguments of a step."""
 
-    def batch_of(self, kept: KeptBatch) -> Any:
+    def batch_of(self, kept: Kept) -> Any:
         """Return fresh copies of the arguments, on their devices."""
 
-    def rows_of(self, kept: KeptBatch) -> int:
+    def rows_of(self, kept: Kept) -> int:
         """Return how many rows the batch has; 0 if its tensors do not have the same number."""
 
-    def mixed(self, kept: KeptBatch, other: KeptBatch, rows: frozenset[int]) -> Any:
+    def mixed(self, kept: Kept, other: Kept, rows: frozenset[int]) -> Any:
         """Return the `other` batch with some rows of the first."""
 
     def is_bad(self, result: Any, whole: bool) -> bool:
@@ -71,9 +76,3 @@ class Training(Protocol):
 
     def digest_of(self, result: Any) -> bytes:
         """Return a digest of the result of a step."""
-
-    def agree(self, *flags: bool) -> list[bool]:
-        """Return which flags are set on any rank; every rank has to call this."""
-
-    def gather(self, value: str) -> list[str]:
-        """Return the texts of all ranks, by rank; every rank has to call this."""

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from tensortap.core import ranks
-from tensortap.rooms.blackbox.replaying import KeptBatch, KeptState, Training
+from tensortap.rooms.blackbox.replaying import Kept, Training
 from tensortap.rooms.blackbox.torch_held import (
     HeldTensor,
     Spare,
@@ -64,10 +63,6 @@ class TorchTraining(Training):
         self._group: Any = None
 
     @property
-    def rank(self) -> int:
-        return ranks.rank_and_world_size()[0]
-
-    @property
     def world_size(self) -> int:
         return dist.get_world_size() if _is_distributed() else 1
 
@@ -106,22 +101,22 @@ class TorchTraining(Training):
 
         return owner
 
-    def keep_state(self, instead: KeptState | None = None) -> KeptState:
+    def keep_state(self, instead: Kept | None = None) -> Kept:
         return self._keep(False, None if instead is None else spare_tensors(instead.content[0]))
 
-    def keep_present(self) -> KeptState:
+    def keep_present(self) -> Kept:
         return self._keep(True, None)
 
-    def _keep(self, held: bool, spare: Spare | None) -> KeptState:
+    def _keep(self, held: bool, spare: Spare | None) -> Kept:
         with quiet():
             places = [(place, hold(value, held, spare)) for place, value in self._places()]
             states = [copy.deepcopy(_state_of(other)) for other in self._others]
         moment = self.keep_moment()
         nbytes = sum(held_nbytes(value) for _, value in places)
         nbytes += sum(x.nbytes for _, x in tensors_in(states, torch.Tensor))
-        return KeptState((places, states, moment), nbytes)
+        return Kept((places, states, moment), nbytes)
 
-    def check(self, kept: KeptState) -> None:
+    def check(self, kept: Kept) -> None:
         try:
             self._check_parameters(kept.content[0])
         except LookupError as error:
@@ -141,7 +136,7 @@ class TorchTraining(Training):
             if place.kind in ("parameter", "optimizer") and place not in stored:
                 raise ValueError(f"it has no {place.kind} {place.name} {place.key}".rstrip())
 
-    def restore(self, kept: KeptState) -> None:
+    def restore(self, kept: Kept) -> None:
         places, states, moment = kept.content
         owner = self._owners()
         with quiet():
@@ -183,21 +178,21 @@ class TorchTraining(Training):
 
     # -- batches ---------------------------------------------------------------------------------
 
-    def keep_batch(self, batch: Any) -> KeptBatch:
+    def keep_batch(self, batch: Any) -> Kept:
         with quiet():
             kept = hold(batch)
         nbytes = sum(x.nbytes for _, x in tensors_in(batch, (torch.Tensor, np.ndarray)))
-        return KeptBatch(kept, nbytes)
+        return Kept(kept, nbytes)
 
-    def batch_of(self, kept: KeptBatch) -> Any:
+    def batch_of(self, kept: Kept) -> Any:
         with quiet():
             return released(kept.content)
 
-    def rows_of(self, kept: KeptBatch) -> int:
+    def rows_of(self, kept: Kept) -> int:
         sizes = {len(x) if x.ndim else -1 for _, x in tensors_in(kept.content, torch.Tensor)}
         return sizes.pop() if len(sizes) == 1 and min(sizes) > 0 else 0
 
-    def mixed(self, kept: KeptBatch, other: KeptBatch, rows: frozenset[int]) -> Any:
+    def mixed(self, kept: Kept, other: Kept, rows: frozenset[int]) -> Any:
         args = self.batch_of(other)
         pairs = zip(
             tensors_in(kept.content, torch.Tensor), tensors_in(args, torch.Tensor), strict=True

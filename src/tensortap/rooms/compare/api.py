@@ -42,12 +42,12 @@ def compare(
     if any(runs):
         if not all(runs):
             other = b if runs[0] else a
-            raise TensortapError(
-                f"a run can only be compared with a run, got {_description(other)}"
-            )
-        from tensortap.rooms.compare.runs import (
-            compare_runs,
-        )  # imports Arrow, which values do not need
+            path = path_of(other)
+            got = f"a {type(other).__name__}" if path is None else f"{path}, which is not a run"
+            if path is not None and not path.exists():
+                got = f"{path}, which does not exist"
+            raise TensortapError(f"a run can only be compared with a run, got {got}")
+        from tensortap.rooms.compare.runs import compare_runs  # values do not need Arrow
 
         return compare_runs(a, b, atol=atol, rtol=rtol, equal_nan=equal_nan, trust=trust, **options)
     if options:
@@ -55,17 +55,6 @@ def compare(
     x, y = _content(a, trust), _content(b, trust)
     x, y = _only_tensor(a, x, y), _only_tensor(b, y, x)
     return compare_values(x, y, atol=atol, rtol=rtol, equal_nan=equal_nan)
-
-
-def _description(value: Any) -> str:
-    path = path_of(value)
-    if path is not None:
-        return (
-            f"{path}, which is not a run"
-            if Path(path).exists()
-            else f"{path}, which does not exist"
-        )
-    return f"a {type(value).__name__}"
 
 
 def path_of(value: Any) -> Path | None:
@@ -82,12 +71,7 @@ def path_of(value: Any) -> Path | None:
     if not isinstance(value, str) or not value or "\0" in value or "\n" in value:
         return None
     named = value.endswith(tuple(suffixes())) or (os.sep in value and " " not in value)
-    if named:
-        return Path(value)
-    try:
-        return Path(value) if os.path.exists(value) else None
-    except OSError:  # too long for a file name
-        return None
+    return Path(value) if named or os.path.exists(value) else None
 
 
 def is_run(value: Any) -> bool:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
+from rich.console import Console
 
 from tensortap.cli.terminal import message, parse_numbers, progress_bar
 from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.select import parse_steps
-
-if TYPE_CHECKING:
-    from tensortap.rooms.compare.report import CompareReport
-    from tensortap.rooms.compare.result import Comparison
 
 _RUNS = "Runs"  # heading of the options for runs
 
@@ -63,90 +61,51 @@ def compare(
     ),
 ) -> None:  # fmt: skip
     """Compare two runs or two files; exit with 0 if they agree, 1 if they differ."""
-    from tensortap.rooms.compare.api import compare as compare_values
+    from tensortap.rooms.compare.api import compare as compare_sides
+    from tensortap.rooms.compare.api import is_run
 
-    options = _given(
-        rules=rules, mapping=mapping, steps=parse_steps(steps), names=names, kinds=_kinds(kinds),
-        ranks=parse_numbers(ranks or "", "--ranks", "0,1"), allow_missing=allow_missing,
-    )  # fmt: skip
-    of_runs = _is_run(a) or _is_run(b)
+    options: dict[str, Any] = {
+        "rules": rules, "mapping": mapping, "steps": parse_steps(steps), "names": names,
+        "kinds": _kinds(kinds), "ranks": parse_numbers(ranks or "", "--ranks", "0,1"),
+        "allow_missing": allow_missing,
+    }  # fmt: skip
+    options = {name: value for name, value in options.items() if value}
+    # a Path, so that a name without a suffix is not compared as text
+    sides = [side if "://" in side else Path(side) for side in (a, b)]
+    of_runs = any(map(is_run, sides))
     if not of_runs and (options or html is not None):
-        names_given = ["--html"] * (html is not None)
-        names_given += [f"--{_FLAGS.get(name, name)}" for name in options]
-        _check_files(a, b)
-        raise TensortapError(f"{', '.join(names_given)}: for runs only, and neither is a run")
+        given = ["html"] * (html is not None) + [_FLAGS.get(name, name) for name in options]
+        raise TensortapError(f"--{', --'.join(given)}: for runs only, and neither is a run")
     if html is not None:
         _check_writable(html)
     with contextlib.ExitStack() as stack:
         if of_runs:
             options["progress"] = stack.enter_context(progress_bar("comparing"))
-        sides = _location(a), _location(b)
-        found = compare_values(*sides, atol=atol, rtol=rtol, trust=trust, **options)
+        found = compare_sides(*sides, atol=atol, rtol=rtol, trust=trust, **options)
     chosen = [f"--{name}" for name in ("steps", "names", "kinds", "ranks") if name in options]
     if of_runs and chosen and not (found.compared or found.missing or found.unplaced):
         raise NotFound(f"{' and '.join(chosen)}: neither run has a record that fits")
     if html is not None:
         from tensortap.rooms.compare.html import write_html
 
-        with progress_bar("drawing") as progress:
-            write_html(found, html, progress=progress)
+        write_html(found, html)
         message(f"wrote the report to {html}")
-    _print(found, a, b, rows, as_json)
+    if as_json:
+        from tensortap.rooms.compare.result import comparison_as_json
+
+        json.dump(
+            found.to_json() if of_runs else comparison_as_json(found, a, b), sys.stdout, indent=1
+        )
+        print()
+    else:
+        from tensortap.rooms.compare.text import comparison_text, report_text
+
+        text = report_text(found, rows) if of_runs else comparison_text(found, a, b, rows)
+        Console(highlight=False).print(text)
     raise typer.Exit(0 if found else 1)
 
 
-def _print(found: CompareReport | Comparison, a: str, b: str, rows: int, as_json: bool) -> None:
-    from tensortap.rooms.compare.report import CompareReport
-
-    if as_json:
-        import json
-
-        from tensortap.rooms.compare.result import comparison_as_json
-
-        runs = isinstance(found, CompareReport)
-        result = found.to_json() if runs else comparison_as_json(found, a, b)  # type: ignore[union-attr,arg-type]
-        json.dump(result, sys.stdout, indent=1)
-        print()
-        return
-    from rich.console import Console
-
-    from tensortap.rooms.compare.text import comparison_text, report_text
-
-    text = (
-        report_text(found, rows)
-        if isinstance(found, CompareReport)
-        else comparison_text(found, a, b, rows)
-    )
-    Console(highlight=False).print(text)
-
-
 _FLAGS = {"mapping": "map", "allow_missing": "allow-missing"}
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    """Return the options that were given."""
-    return {name: value for name, value in options.items() if value}
-
-
-def _location(text: str) -> Any:
-    # a Path, so that a name without a suffix is not compared as text
-    return text if "://" in text else Path(text)
-
-
-def _is_run(text: str) -> bool:
-    from tensortap.rooms.compare.api import is_run
-
-    return is_run(_location(text))
-
-
-def _check_files(*texts: str) -> None:
-    """Raise for files that do not exist, and for folders that are not runs."""
-    for text in texts:
-        path = Path(text)
-        if "://" not in text and not path.exists():
-            raise NotFound(f"no such file: {path}")
-        if path.is_dir():
-            raise TensortapError(f"{path} is a folder without run.json, so it is not a run")
 
 
 def _check_writable(path: Path) -> None:

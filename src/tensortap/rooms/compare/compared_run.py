@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from tensortap.core.record import Kind, Record, TensorData
@@ -80,18 +81,12 @@ class ComparedRun:
             return load_file(file, trust=self.trust)
         if isinstance(self.reader, RunReader):
             value = self.reader.value_of(part.data, part.places)
-            return value_of(_with(part.record, value))
+            return value_of(msgspec.structs.replace(part.record, value=value))
         return value_of(self.reader.load(self._held[_place(part.record)]))
 
 
 def _place(record: Record) -> tuple[int, int, int, int]:
     return record.rank, record.seq, record.step, record.call
-
-
-def _with(record: Record, value: Any) -> Record:
-    import msgspec
-
-    return msgspec.structs.replace(record, value=value)
 
 
 def whole(side: ComparedRun, parts: list[RecordPart]) -> Any:

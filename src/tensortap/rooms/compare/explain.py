@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,22 +38,12 @@ _ROUNDED = (
 class Explanation:
     """A hypothesis that holds."""
 
-    kind: str
-    """``zero``, ``sign``, ``factor``, ``transposed``, ``shifted``, ``rounded`` or ``stale``."""
-    text: str
-    """The hypothesis in words: ``a is b with its axes in the order (1, 0)``."""
-    details: dict[str, Any] = field(default_factory=dict)
-    """Its numbers: ``factor``; ``axes``; ``axis`` and ``by``; ``dtypes``; ``side``."""
+    kind: str  # "zero", "sign", "factor", "transposed", "shifted", "rounded" or "stale"
+    text: str  # in words: "a is b with its axes in the order (1, 0)"
+    details: dict[str, Any] = field(default_factory=dict)  # factor, axes, axis, by, dtypes, side
 
     def __str__(self) -> str:
         return self.text
-
-
-class _Closeness(NamedTuple):
-    """Relative and absolute tolerance of a hypothesis."""
-
-    rtol: float
-    atol: float
 
 
 def explain(
@@ -79,19 +69,17 @@ def explain(
         return ()
     # relative to their own precision: a factor of three rounds in bfloat16
     digits = coarser(x.dtype, y.dtype).digits or 53
-    close = _Closeness(max(rtol, 2.0 ** (1 - digits)), 0.0)
+    near = max(rtol, 2.0 ** (1 - digits))
     with np.errstate(all="ignore"):
-        found = list(_transposed(x, y, close))
+        found = list(_transposed(x, y, near))
         if x.shape != y.shape:
             return tuple(found)
         if compare_arrays(x, y, atol=atol, rtol=rtol, equal_nan=True).mismatches == 0:
             return ()
         found = [
-            *_zero(x, y), *_factor(x, y, close), *found, *_shifted(x, y, close),
-            *_rounded(x, y),
+            *_zero(x, y), *_factor(x, y, near), *found, *_shifted(x, y, near), *_rounded(x, y),
+            *_stale("a", x, y, previous_b, near), *_stale("b", y, x, previous_a, near),
         ]  # fmt: skip
-        for side, now, before in (("a", (x, y), previous_b), ("b", (y, x), previous_a)):
-            found += _stale(side, *now, before, close)
     return tuple(found)
 
 
@@ -102,98 +90,89 @@ def _fit(array: Array) -> bool:
 # ---- evidence ----
 
 
-def _sample(shape: tuple[int, ...]) -> tuple[NDArray[np.intp], ...]:
-    """Return the indices of a sample of elements, or of all if they are few."""
-    size = math.prod(shape)
-    if size <= _SAMPLE:
-        return np.unravel_index(np.arange(size), shape)
-    return np.unravel_index(np.random.default_rng(0).integers(0, size, _SAMPLE), shape)
+def _sampled(*arrays: Array) -> Iterator[NDArray[np.float64]]:
+    """Yield the same sample of elements of arrays of one shape; all of them if they are few."""
+    size = arrays[0].size
+    chosen = np.arange(size)
+    if size > _SAMPLE:
+        chosen = np.random.default_rng(0).integers(0, size, _SAMPLE)
+    at = np.unravel_index(chosen, arrays[0].shape)
+    yield from (as_float64(each[at]) for each in arrays)
 
 
-def _close(x: NDArray[np.float64], y: NDArray[np.float64], close: _Closeness) -> NDArray[np.bool_]:
-    near = np.abs(x - y) <= close.atol + close.rtol * np.maximum(np.abs(x), np.abs(y))
+def _close(x: NDArray[np.float64], y: NDArray[np.float64], rtol: float) -> NDArray[np.bool_]:
+    near = np.abs(x - y) <= rtol * np.maximum(np.abs(x), np.abs(y))
     found: NDArray[np.bool_] = near | (x == y) | (np.isnan(x) & np.isnan(y))
     return found
 
 
-def _bits(values: NDArray[np.float64], close: _Closeness) -> float:
+def _bits(values: NDArray[np.float64], rtol: float) -> float:
     """Return the bits of evidence in one agreement; fewer the more alike the elements are."""
     rng = np.random.default_rng(1)
     one, other = rng.permutation(values.size), rng.permutation(values.size)
     one, other = one[one != other], other[one != other]
     if not one.size:
         return 0.0
-    alike = int(np.count_nonzero(_close(values[one], values[other], close)))
+    alike = int(np.count_nonzero(_close(values[one], values[other], rtol)))
     return -math.log2((alike + 1) / (one.size + 1))
 
 
-def _is_supported(
+def _is_evident(
     one: NDArray[np.float64],
     other: NDArray[np.float64],
     plain: NDArray[np.float64],
-    close: _Closeness,
+    rtol: float,
     free: int = 0,
 ) -> bool:
     """Return whether `one` agrees with `other` beyond chance where it does not with `plain`.
 
     `free` is the number of elements from which the hypothesis was derived.
     """
-    if not _close(one, other, close).all():
+    if not _close(one, other, rtol).all():
         return False
-    telling = int(np.count_nonzero(~_close(one, plain, close))) - free
-    return telling * _bits(other, close) >= _BITS and _leaves_little(one, other, plain)
-
-
-def _leaves_little(one: Any, other: Any, plain: Any) -> bool:
+    telling = int(np.count_nonzero(~_close(one, plain, rtol))) - free
+    if telling * _bits(other, rtol) < _BITS:
+        return False
     good = np.isfinite(one) & np.isfinite(other) & np.isfinite(plain)
     rest, whole = np.abs(one - other)[good].sum(), np.abs(one - plain)[good].sum()
     # differences that are not finite have no sum
     return bool(rest <= _REST * whole)
 
 
-def _holds(x: Array, y: Array, close: _Closeness) -> bool:
-    """Return whether all elements agree."""
-    rtol = 0.0 if is_whole(x.dtype) and is_whole(y.dtype) else close.rtol
-    found = compare_arrays(x, y, atol=close.atol, rtol=rtol, equal_nan=True)
+def _is_supported(one: Array, other: Array, plain: Array, rtol: float) -> bool:
+    """Return whether `one` is `other`, with evidence from a sample first, then everywhere."""
+    x, y, z = _sampled(one, other, plain)
+    if not _is_evident(x, y, z, rtol):
+        return False
+    whole = is_whole(one.dtype) and is_whole(other.dtype)
+    found = compare_arrays(one, other, atol=0.0, rtol=0.0 if whole else rtol, equal_nan=True)
     return found.mismatches == 0
 
 
-def _chunks(x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
-    for start in range(0, x.size, _CHUNK):
-        yield (
-            np.ascontiguousarray(x.flat[start : start + _CHUNK]),
-            np.ascontiguousarray(y.flat[start : start + _CHUNK]),
-        )
+def _chunks(*arrays: Array) -> Iterator[list[Array]]:
+    flat: list[Any] = [x.reshape(-1) if x.flags.c_contiguous else x.flat for x in arrays]
+    for start in range(0, arrays[0].size, _CHUNK):
+        yield [np.ascontiguousarray(each[start : start + _CHUNK]) for each in flat]
 
 
 # ---- hypotheses ----
 
 
 def _zero(x: Array, y: Array) -> Iterator[Explanation]:
-    for side, one, other in (("a", x, y), ("b", y, x)):
-        if not _any(one) and _any(other):
-            yield Explanation("zero", f"{side} is all zeros", {"side": side})
+    some = [any(bool((as_float64(p) != 0).any()) for (p,) in _chunks(each)) for each in (x, y)]
+    if some[0] != some[1]:
+        side = "b" if some[0] else "a"
+        yield Explanation("zero", f"{side} is all zeros", {"side": side})
 
 
-def _any(array: Array) -> bool:
-    flat: Any = array.reshape(-1) if array.flags.c_contiguous else array.flat
-    return any(
-        bool((as_float64(np.ascontiguousarray(flat[i : i + _CHUNK])) != 0).any())
-        for i in range(0, array.size, _CHUNK)
-    )
-
-
-def _factor(x: Array, y: Array, close: _Closeness) -> Iterator[Explanation]:
-    at = _sample(x.shape)
-    one, other = as_float64(x[at]), as_float64(y[at])
+def _factor(x: Array, y: Array, rtol: float) -> Iterator[Explanation]:
+    one, other = _sampled(x, y)
     ratios = (one / other)[(other != 0) & np.isfinite(one / other)]
-    factor = _simple(float(np.median(ratios)), close) if ratios.size else 0.0
-    if factor in (0.0, 1.0):
-        return
-    if not _is_supported(one, factor * other, other, close, free=1):
+    factor = _simple(float(np.median(ratios)), rtol) if ratios.size else 0.0
+    if factor in (0.0, 1.0) or not _is_evident(one, factor * other, other, rtol, free=1):
         return
     for p, q in _chunks(x, y):
-        if not _close(as_float64(p), factor * as_float64(q), close).all():
+        if not _close(as_float64(p), factor * as_float64(q), rtol).all():
             return
     if factor == -1.0:
         yield Explanation("sign", "a is b with its sign flipped", {"factor": -1.0})
@@ -201,13 +180,13 @@ def _factor(x: Array, y: Array, close: _Closeness) -> Iterator[Explanation]:
         yield Explanation("factor", f"a is {_spelled(factor)} times b", {"factor": factor})
 
 
-def _simple(factor: float, close: _Closeness) -> float:
+def _simple(factor: float, rtol: float) -> float:
     """Return the integer, or its inverse, that a factor is close to; else the factor."""
     over = 1 / factor if factor else 0.0
     if not math.isfinite(factor) or not math.isfinite(over):
         return 0.0
     for candidate in (round(factor), 1 / round(over) if round(over) else 0.0):
-        if candidate and abs(candidate - factor) <= close.rtol * abs(factor):
+        if candidate and abs(candidate - factor) <= rtol * abs(factor):
             return float(candidate)
     return factor
 
@@ -224,11 +203,10 @@ def _spelled(factor: float) -> str:
     return f"{factor:.6g}"
 
 
-def _transposed(x: Array, y: Array, close: _Closeness) -> Iterator[Explanation]:
+def _transposed(x: Array, y: Array, rtol: float) -> Iterator[Explanation]:
     if not 2 <= x.ndim <= 4 or x.ndim != y.ndim or sorted(x.shape) != sorted(y.shape):
         return
-    at = _sample(x.shape)
-    one = as_float64(x[at])
+    plain = y.reshape(x.shape)  # the same order in memory: reshaped instead of transposed
     seen = set()
     for axes in itertools.permutations(range(x.ndim)):
         turned = y.transpose(axes)
@@ -237,82 +215,59 @@ def _transposed(x: Array, y: Array, close: _Closeness) -> Iterator[Explanation]:
         if turned.shape != x.shape or order in seen:
             continue
         seen.add(order)
-        if order == tuple(sorted(order)):
-            continue
-        other = as_float64(turned[at])
-        # same memory order: somebody reshaped instead of transposing
-        plain = as_float64(y[np.unravel_index(np.ravel_multi_index(at, x.shape), y.shape)])
-        if _is_supported(one, other, plain, close) and _holds(x, turned, close):
-            yield Explanation(
-                "transposed", f"a is b with its axes in the order {axes}", {"axes": axes}
-            )
+        if order != tuple(sorted(order)) and _is_supported(x, turned, plain, rtol):
+            text = f"a is b with its axes in the order {axes}"
+            yield Explanation("transposed", text, {"axes": axes})
             return
 
 
-def _shifted(x: Array, y: Array, close: _Closeness) -> Iterator[Explanation]:
+def _shifted(x: Array, y: Array, rtol: float) -> Iterator[Explanation]:
     for axis in range(x.ndim):
         if x.shape[axis] < 3:
             continue
-        for by, to, start in ((1, slice(1, None), slice(None, -1)),
-                              (-1, slice(None, -1), slice(1, None))):  # fmt: skip
-            after, before = (*(slice(None),) * axis, to), (*(slice(None),) * axis, start)
-            one, other, plain = x[after], y[before], y[after]
-            at = _sample(one.shape)
-            if not _is_supported(
-                as_float64(one[at]), as_float64(other[at]), as_float64(plain[at]), close
-            ):
-                continue
-            if _holds(one, other, close):
-                way = "back" if by < 0 else "on"
-                yield Explanation(
-                    "shifted", f"a is b shifted {way} by one along axis {axis}",
-                    {"axis": axis, "by": by},
-                )  # fmt: skip
+        for by, way in ((1, "on"), (-1, "back")):
+            after, before = (slice(1, None), slice(None, -1))[::by]
+            rest = (slice(None),) * axis
+            if _is_supported(x[*rest, after], y[*rest, before], y[*rest, after], rtol):
+                text = f"a is b shifted {way} by one along axis {axis}"
+                yield Explanation("shifted", text, {"axis": axis, "by": by})
 
 
 def _rounded(x: Array, y: Array) -> Iterator[Explanation]:
-    for side, one, other in (("a", x, y), ("b", y, x)):
-        if is_whole(one.dtype) or is_whole(other.dtype):
-            continue
+    if is_whole(x.dtype) or is_whole(y.dtype):
+        return
+    for side, whole, one, other in (("a", "b", x, y), ("b", "a", y, x)):
         fits = [
             name for name in _ROUNDED
             if format_of(numpy_dtype(name)).digits < format_of(other.dtype).digits
             and _is_rounded(one, other, numpy_dtype(name))
         ]  # fmt: skip
         if fits:
-            whole = "b" if side == "a" else "a"
             text = f"{side} is {whole} rounded to {' or '.join(fits)}"
             yield Explanation("rounded", text, {"side": side, "dtypes": tuple(fits)})
 
 
 def _is_rounded(one: Array, other: Array, dtype: np.dtype[Any]) -> bool:
     """Return whether `one` is exactly `other` rounded to a coarser dtype, beyond chance."""
-    digits = format_of(dtype).digits
-    spare = format_of(one.dtype).digits - digits
     telling = 0
     kinds: set[float] = set()
-    at = _sample(one.shape)
-    pairs = itertools.chain([(one[at], other[at])], _chunks(one, other))
-    for number, (p, q) in enumerate(pairs):
+    for p, q in _chunks(one, other):
         rounded, value = as_float64(q.astype(dtype)), as_float64(p)
         if not ((rounded == value) | (np.isnan(rounded) & np.isnan(value))).all():
             return False
-        if number:
-            changed = (value != as_float64(q)) & np.isfinite(value) & (value != 0)
-            telling += int(np.count_nonzero(changed))
-            if len(kinds) < 64:
-                kinds.update(np.unique(value[changed])[:64].tolist())
+        changed = (value != as_float64(q)) & np.isfinite(value) & (value != 0)
+        telling += int(np.count_nonzero(changed))
+        if len(kinds) < 64:
+            kinds.update(np.unique(value[changed])[:64].tolist())
     # each could have been any of 2**spare numbers, or at least a neighbor
+    spare = format_of(one.dtype).digits - format_of(dtype).digits
     return len(kinds) >= 4 and min(telling, 4 * len(kinds)) * max(spare, 1.5) >= _BITS
 
 
-def _stale(side: str, x: Array, y: Array, before: Any, close: _Closeness) -> Iterator[Explanation]:
+def _stale(side: str, x: Array, y: Array, before: Any, rtol: float) -> Iterator[Explanation]:
     old = None if before is None else array_of(before)
     if old is None or old.shape != x.shape or not _fit(old):
         return
-    at = _sample(x.shape)
-    if _is_supported(as_float64(x[at]), as_float64(old[at]), as_float64(y[at]), close) and _holds(
-        x, old, close
-    ):
+    if _is_supported(x, old, y, rtol):
         other = "b" if side == "a" else "a"
         yield Explanation("stale", f"{side} is what {other} was one step earlier", {"side": side})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -45,9 +46,6 @@ Judged = tuple[RecordPair, Outcome, Difference | None]
 Sides = tuple[ComparedRun, ComparedRun]
 Compare = Callable[[Sides, RecordPair], Outcome]
 
-# times the largest difference is as large: the weights of all ranks differ after a step
-_NEAR = 0.5
-
 
 def culprit(
     differences: list[Difference],
@@ -63,8 +61,8 @@ def culprit(
     found = _origin(differences, plan, bitwise)
     if not ranks or not found:
         return found
-    who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-    return f"{found}; on {who}, by {told_by}"
+    plural = "s" if len(ranks) > 1 else ""
+    return f"{found}; on rank{plural} {', '.join(map(str, ranks))}, by {told_by}"
 
 
 def _origin(differences: list[Difference], plan: Plan, bitwise: Difference | None) -> str:
@@ -107,21 +105,18 @@ def _operation(item: RecordPair) -> str:
     place = f" at {lines[0]}" if lines[0] else ""
     if lines[1] and lines[1] != lines[0]:
         place += f" (in B {lines[1]})"
-    if one.get("inputs") == other.get("inputs"):
-        inputs = "its inputs agree, its output does not"
-    else:
-        inputs = "its inputs differ already"
+    agree = one.get("inputs") == other.get("inputs")
+    inputs = "its inputs agree, its output does not" if agree else "its inputs differ already"
     return f"{item.key.name}{place}: {inputs}"
 
 
-def first_bitwise(judged: list[Judged], plan: Plan, rules: RuleSet | None) -> Difference | None:
+def first_bitwise(judged: list[Judged], plan: Plan, rules: RuleSet) -> Difference | None:
     """Return the first pair in the order of execution whose bits differ, close or not.
 
     Its explanation names the last record before it that is identical.
     """
     for item, outcome, difference in judged:
-        rule = rules.find(item.key.name, item.key.kind) if rules is not None else None
-        if outcome.identical(item) or (rule is not None and rule.expected):
+        if outcome.identical(item) or rules.find(item.key.name, item.key.kind).expected:
             continue
         found = difference or Difference(item.key, outcome.comparison, outcome.by)
         explanations = [_last_identical(item, plan)]
@@ -181,26 +176,20 @@ def faulty_ranks(
         return (), ""
     first = found[0].key
     weights = [
-        each
-        for each in found
-        if each.key.kind == Kind.WEIGHT.value
-        and each.key.step == first.step
+        each for each in found
+        if (each.key.kind, each.key.step) == (Kind.WEIGHT.value, first.step)
         and each.key.name.startswith(f"{first.name}.")
-    ]
-    for each in (*weights, found[0]):
-        item = plan.by_key[each.key]
-        for mine in (0, 1):
-            if len(plan.records[mine].table.ranks()) > 1:
-                ranks = _largest(_sizes(item, mine, sides, compare))
-                if ranks:
-                    return ranks, each.key.name
+    ]  # fmt: skip
+    for each, mine in itertools.product((*weights, found[0]), (0, 1)):
+        if len(plan.records[mine].table.ranks()) < 2:
+            continue
+        sizes = _sizes(plan.by_key[each.key], mine, sides, compare)
+        # the largest and those half as large: the weights of all ranks differ after a step
+        limit = max(sizes.values(), default=0.0) / 2
+        ranks = tuple(sorted(rank for rank, size in sizes.items() if limit and size >= limit))
+        if ranks and (len(ranks) < len(sizes) or len(sizes) == 1):
+            return ranks, each.key.name
     return (), ""
-
-
-def _largest(sizes: dict[int, float]) -> tuple[int, ...]:
-    limit = max(sizes.values(), default=0.0) * _NEAR
-    ranks = tuple(sorted(rank for rank, size in sizes.items() if limit and size >= limit))
-    return ranks if len(ranks) < len(sizes) or len(sizes) == 1 else ()
 
 
 def _sizes(item: RecordPair, mine: int, sides: Sides, compare: Compare) -> dict[int, float]:

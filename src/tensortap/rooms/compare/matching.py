@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Integers = NDArray[np.int64]
+Place = tuple[str, str, int, int]  # name, kind, step, call
+Groups = dict[Place, Integers]  # rows of all ranks
 
 
 _TRACKED = (
@@ -42,9 +44,7 @@ class Choice(NamedTuple):
     kinds: tuple[str, ...] = ()
     steps: tuple[int | None, int | None] | None = None  # first and last, both included
     ranks: tuple[int, ...] = ()
-    renames: tuple[
-        tuple[str, str], ...
-    ] = ()  # (pattern, replacement) from names of A to names of B
+    renames: tuple[tuple[str, str], ...] = ()  # patterns of names of A, and replacements
 
 
 class Pairs(NamedTuple):
@@ -93,7 +93,7 @@ class ChosenRecords(NamedTuple):
         matches &= table.kind[rows] == table.kinds.index(kind)
         return np.asarray(rows[matches])
 
-    def shards(self) -> dict[tuple[str, str, int, int], Integers]:
+    def shards(self) -> Groups:
         """Return the rows that hold shards, by name, kind, step and call.
 
         Values of tensor-parallel models whose layout is unknown may be shards, too. In a program
@@ -103,15 +103,19 @@ class ChosenRecords(NamedTuple):
         import pyarrow.compute as pc
 
         cells = self.table.take(self.rows, ["shard_shape", "tags"])
-        sharded = np.asarray(pc.is_valid(cells.column("shard_shape")))
-        sharded = sharded | has_tag(cells, "placements")
-        rows = self.rows[sharded]
+        sharded = np.asarray(pc.is_valid(cells.column("shard_shape"))) | has_tag(
+            cells, "placements"
+        )
         tags = cells.column("tags").filter(pa.array(sharded))
         devices = pc.map_lookup(tags, "devices", "first").to_pylist()
-        groups: dict[tuple[str, str, int, int], list[int]] = {}
-        for key, row, count in zip(self.keys(rows), rows.tolist(), devices, strict=True):
-            call = key.call // int(count or 1)
-            groups.setdefault((key.name, key.kind, key.step, call), []).append(row)
+        return self.grouped(self.rows[sharded], [int(count or 1) for count in devices])
+
+    def grouped(self, rows: Integers, devices: Iterable[int] = ()) -> Groups:
+        """Return rows by name, kind, step and call; each of several devices has its own calls."""
+        groups: dict[Place, list[int]] = {}
+        counts = itertools.chain(devices, itertools.repeat(1))
+        for key, row, count in zip(self.keys(rows), rows.tolist(), counts, strict=False):
+            groups.setdefault((key.name, key.kind, key.step, key.call // count), []).append(row)
         return {key: np.array(group) for key, group in groups.items()}
 
 
@@ -277,6 +281,25 @@ def _by_batch(parts: list[RecordPart]) -> dict[Any, list[RecordPart]]:
     return found
 
 
+def _without_copies(parts: list[RecordPart], others: list[RecordPart]) -> list[RecordPart]:
+    """Return the parts of one rank if all ranks have the same, and the other run has no more.
+
+    Such an output has no batch dimension: position embeddings, for example.
+    """
+
+    def content(part: RecordPart) -> Any:
+        record = part.record
+        offsets = record.shard and record.shard.offsets
+        return record.shape, offsets, record.digest, repr(record.stats)
+
+    batches = list(_by_batch(parts).values())
+    first = [content(part) for part in batches[0]]
+    same = all([content(part) for part in batch] == first for batch in batches[1:])
+    seen = all(part.record.stats is not None for part in parts)
+    shapes = {part.record.shape for part in others}
+    return batches[0] if same and seen and first[0][0] in shapes else parts
+
+
 class Plan:
     """The pairs of two runs, and what is known about them without reading values."""
 
@@ -284,7 +307,7 @@ class Plan:
         self,
         records: tuple[ChosenRecords, ChosenRecords],
         tolerance: Tolerance,
-        rules: RuleSet | None,
+        rules: RuleSet,
     ) -> None:
         self.records = records
         # each rank counts its own records, so the run with fewer ranks tells the order better
@@ -321,7 +344,7 @@ class Plan:
         self.by_key = {item.key: item for item in self.items}
         self.compared = self.equal + len(self.items)
 
-    def _same_unknown(self, groups: dict[tuple[str, str, int, int], list[Any]]) -> set[Any]:
+    def _same_unknown(self, groups: dict[Place, list[Any]]) -> set[Place]:
         """Return where both runs have values of unknown layout on the same ranks."""
         ranks = [each.table.rank for each in self.records]
         same = [at for at, (a, b) in groups.items() if np.array_equal(ranks[0][a], ranks[1][b])]
@@ -349,7 +372,7 @@ class Plan:
             for key in each.keys(lone):
                 self._lose(key, side)
 
-    def _pair_sharded(self, groups: dict[tuple[str, str, int, int], list[Any]]) -> None:
+    def _pair_sharded(self, groups: dict[Place, list[Any]]) -> None:
         for at, (rows_a, rows_b) in groups.items():
             if not len(rows_a) or not len(rows_b):
                 self._lose(Key(*at, -1), "a" if len(rows_a) else "b")
@@ -364,6 +387,7 @@ class Plan:
                 continue
             table, rows = ((a.table, rows_a), (b.table, rows_b))[self.ordered_by]
             seq = int(table.seq[rows[np.argmin(table.rank[rows])]])
+            parts = [_without_copies(*parts), _without_copies(*parts[::-1])]
             batches = [_by_batch(each) for each in parts]
             if len(batches[0]) < 2 or batches[0].keys() != batches[1].keys():
                 self._add(key, seq, *parts)
@@ -371,9 +395,7 @@ class Plan:
             for batch, own in batches[0].items():  # the same batches: each is compared by itself
                 self._add(Key(*at, own[0].record.rank), seq, own, batches[1][batch])
 
-    def _on_other_ranks(
-        self, shards: list[dict[tuple[str, str, int, int], Integers]]
-    ) -> dict[tuple[str, str, int, int], list[Any]]:
+    def _on_other_ranks(self, shards: list[Groups]) -> dict[Place, list[Any]]:
         """Return the rows of tensors that the runs have on different ranks, without shards."""
         a, b = self.records
         if a.table.ranks() == b.table.ranks():
@@ -381,35 +403,25 @@ class Plan:
         found = []
         for each, known in zip(self.records, shards, strict=True):
             sharded = np.concatenate([[-1], *known.values()])
-            rows = each.rows[np.isin(each.rows, sharded, invert=True)]
             kinds = [i for i, kind in enumerate(each.table.kinds) if kind in _TRACKED]
-            rows = rows[np.isin(each.table.kind[rows], kinds)]
-            groups: dict[tuple[str, str, int, int], list[int]] = {}
-            for key, row in zip(each.keys(rows), rows.tolist(), strict=True):
-                groups.setdefault((key.name, key.kind, key.step, key.call), []).append(row)
-            found.append(groups)
-        both = (at for at in found[0] if at in found[1])
-        rows_of = {at: [np.array(groups[at]) for groups in found] for at in both}
+            rows = each.rows[np.isin(each.table.kind[each.rows], kinds)]
+            found.append(each.grouped(rows[np.isin(rows, sharded, invert=True)]))
+        both = {at: [found[0][at], found[1][at]] for at in found[0] if at in found[1]}
         return {
-            at: rows
-            for at, rows in rows_of.items()
+            at: rows for at, rows in both.items()
             if set(a.table.rank[rows[0]]) != set(b.table.rank[rows[1]])
-        }
+        }  # fmt: skip
 
     def _add(self, key: Key, seq: int, a: list[RecordPart], b: list[RecordPart]) -> None:
-        rule = self._rules.find(key.name, key.kind) if self._rules is not None else None
-        if rule is not None and rule.ignore:
+        rule = self._rules.find(key.name, key.kind)
+        if rule.ignore:
             self.ignored += 1
             return
-        tolerance = self._tolerance
-        if rule is not None:
-            tolerance = tolerance.given(rule.atol, rule.rtol)
-        self.items.append(RecordPair(key, seq, a, b, tolerance))
+        self.items.append(RecordPair(key, seq, a, b, self._tolerance.given(rule.atol, rule.rtol)))
 
     def _lose(self, key: Key, side: str) -> None:
-        rule = self._rules.find(key.name, key.kind) if self._rules is not None else None
-        expected = rule is not None and (rule.ignore or rule.expected)
-        if expected or (key.step < 0 and not all(self._has_initial)):
+        rule = self._rules.find(key.name, key.kind)
+        if rule.ignore or rule.expected or (key.step < 0 and not all(self._has_initial)):
             self.ignored += 1
             return
         self._lone.append((key, side))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tensortap.core.files import CorruptFile, read_small
+from tensortap.rooms.figures.run_report import read_patch, value_at
 from tensortap.runs.layout import read_json
 
 # differ in every shell, login or job, and are never the reason
@@ -23,22 +23,24 @@ def provenance_diff(a: Path | None, b: Path | None) -> dict[str, Any]:
     """
     if a is None or b is None:
         return {}
-    found: dict[str, Any] = {}
-    one, other = (_read(path, "runtime_info.json") for path in (a, b))
-    _put(found, "command", _at(one, "command", "argv"), _at(other, "command", "argv"))
-    _put(found, "python", _at(one, "python"), _at(other, "python"))
-    _put(found, "host", _at(one, "host"), _at(other, "host"))
-    _put(found, "environment", *_changed(
-        _relevant(one.get("environment_variables")), _relevant(other.get("environment_variables"))
-    ))  # fmt: skip
-    packages = [_read(path, "packages.json").get("all_packages") or {} for path in (a, b)]
-    _put(found, "packages", *_changed(*packages))
-    for name, keys in (("commit", ("commit_id",)), ("branch", ("branch",))):
-        pair = [_at(_read(path, "git_info.json"), "project_git_info", *keys) for path in (a, b)]
-        _put(found, name, *pair)
-    patches = [_patch(path) for path in (a, b)]
+    runtime, packages, git = (
+        [_read(path, f"{name}.json") for path in (a, b)]
+        for name in ("runtime_info", "packages", "git_info")
+    )
+    patches = [read_patch(path) for path in (a, b)]
+    variables = (_relevant(each.get("environment_variables")) for each in runtime)
+    pairs: dict[str, Any] = {
+        "command": [value_at(each, "command", "argv") for each in runtime],
+        "python": [each.get("python") for each in runtime],
+        "host": [each.get("host") for each in runtime],
+        "environment": _changed(*variables),
+        "packages": _changed(*(each.get("all_packages") or {} for each in packages)),
+        "commit": [value_at(each, "project_git_info", "commit_id") for each in git],
+        "branch": [value_at(each, "project_git_info", "branch") for each in git],
+    }
+    found = {name: (one, other) for name, (one, other) in pairs.items() if one != other}
     if patches[0] != patches[1]:
-        found["patch"] = tuple(_files_of(patch) for patch in patches)
+        found["patch"] = _files_of(patches[0]), _files_of(patches[1])
     return found
 
 
@@ -66,27 +68,9 @@ def _said(value: Any) -> str:
     return str(value)
 
 
-def _put(found: dict[str, Any], name: str, a: Any, b: Any) -> None:
-    if a != b:
-        found[name] = (a, b)
-
-
 def _read(path: Path, name: str) -> dict[str, Any]:
     content = read_json(path, name)
     return content if isinstance(content, dict) else {}
-
-
-def _patch(run: Path) -> str:
-    try:
-        return read_small(run, "project.patch", 64 << 20).decode("utf-8", "replace")
-    except (OSError, CorruptFile):
-        return ""
-
-
-def _at(content: Any, *keys: str) -> Any:
-    for key in keys:
-        content = content.get(key) if isinstance(content, dict) else None
-    return content
 
 
 def _relevant(variables: Any) -> dict[str, Any]:

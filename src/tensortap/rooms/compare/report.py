@@ -82,19 +82,24 @@ class Gap:
     dropped: int  # how many of them the other run dropped
 
     @property
-    def steps(self) -> str:
-        """Return the steps in words."""
-        return (
-            f"step {self.first}" if self.first == self.last else f"steps {self.first}-{self.last}"
-        )
+    def row(self) -> tuple[str, ...]:
+        """Return name, kind, number of records, steps, ranks, and which run lacks them, as text."""
+        several = self.first != self.last
+        steps = f"steps {self.first}-{self.last}" if several else f"step {self.first}"
+        ranks = ", ".join("all" if rank < 0 else str(rank) for rank in self.ranks[:4])
+        lacks = f"only in the {'first' if self.side == 'a' else 'second'}"
+        if self.dropped:
+            lacks += f"; the other dropped {self.dropped:,}"
+        more = ", …" if len(self.ranks) > 4 else ""
+        return self.name, self.kind, f"{self.count:,}", steps, ranks + more, lacks
 
 
 def gaps(missing: Iterable[Missing]) -> list[Gap]:
     """Group records that only one run has by name.
 
     >>> keys = [Key("head", "Weight", step, 0, 0) for step in (3, 4)]
-    >>> [(gap.name, gap.count, gap.steps) for gap in gaps(Missing(key, "a") for key in keys)]
-    [('head', 2, 'steps 3-4')]
+    >>> [gap.row for gap in gaps(Missing(key, "a") for key in keys)]
+    [('head', 'Weight', '2', 'steps 3-4', '0', 'only in the first')]
     """
     found: dict[tuple[str, str, str], list[Missing]] = {}
     for each in missing:
@@ -127,31 +132,23 @@ class CompareReport:
     allow_missing: bool = False
     provenance: dict[str, Any] = field(default_factory=dict)
     culprit: str = ""
+    # the largest relative difference by name, kind and step, in the order of execution
     sizes: Callable[[], dict[tuple[str, str, int], float]] = field(
         default=dict, repr=False, compare=False
     )
+    # reads the two values of a difference on demand, as they are stored
     look: Callable[[Key], tuple[Any, Any]] | None = field(default=None, repr=False, compare=False)
-    """Reads the two values of a difference on demand, as they are stored."""
-    first_bitwise: Difference | None = None
-    """The first record in the order of execution whose bits differ, within tolerance or not."""
+    first_bitwise: Difference | None = None  # whose bits differ first, within tolerance or not
     atol: float = 0.0
     rtol: float = 0.0
-    passing_atol: float | None = None
-    """Smallest atol that would pass every compared record with this `rtol`; None if none would."""
-    unplaced: tuple[Key, ...] = ()
-    """Records that were not compared: how their parts on the ranks make up the whole is unknown."""
-    ranks: tuple[int, ...] = ()
-    """The ranks whose part of the first difference is wrong; empty if all are, or nobody knows."""
+    passing_atol: float | None = None  # the smallest that would pass all with this rtol, if any
+    unplaced: tuple[Key, ...] = ()  # not compared: their layout on the ranks is unknown
+    ranks: tuple[int, ...] = ()  # whose part of the first difference is wrong, if that is known
 
     def __bool__(self) -> bool:
         if any(not difference.expected for difference in self.differences):
             return False
         return self.allow_missing or not self.missing
-
-    @property
-    def worst(self) -> dict[tuple[str, str, int], float]:
-        """Return the largest relative difference by (name, kind, step), in order of execution."""
-        return self.sizes()
 
     @property
     def first(self) -> Difference | None:
@@ -186,26 +183,20 @@ class CompareReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON; docs/compare.md is the specification."""
+        plain = (
+            "a", "b", "compared", "equal", "by_statistics", "ignored", "allow_missing", "culprit",
+            "atol", "rtol", "passing_atol",
+        )  # fmt: skip
         pairs = self.provenance.items()
         return {
             "format": FORMAT,
             "of": "runs",
             "agree": bool(self),
-            "a": self.a,
-            "b": self.b,
-            "compared": self.compared,
-            "equal": self.equal,
-            "by_statistics": self.by_statistics,
-            "ignored": self.ignored,
-            "allow_missing": self.allow_missing,
+            **{name: getattr(self, name) for name in plain},
             "provenance": {name: {"a": as_json(a), "b": as_json(b)} for name, (a, b) in pairs},
             "first": None if self.first is None else self.first.to_json(),
-            "culprit": self.culprit,
             "ranks": list(self.ranks),
             "first_bitwise": None if self.first_bitwise is None else self.first_bitwise.to_json(),
-            "atol": self.atol,
-            "rtol": self.rtol,
-            "passing_atol": self.passing_atol,
             "unplaced": [asdict(key) for key in self.unplaced],
             "differences": [each.to_json() for each in self.differences],
             "missing": [
@@ -214,11 +205,11 @@ class CompareReport:
             ],
         }
 
-    def write_html(self, path: str | Path, *, pictures: int = 20) -> Path:
-        """Write one self-contained HTML file with pictures of the first differences."""
+    def write_html(self, path: str | Path) -> Path:
+        """Write one self-contained HTML file."""
         from tensortap.rooms.compare.html import write_html
 
-        return write_html(self, path, pictures=pictures)
+        return write_html(self, path)
 
     def __rich__(self) -> RenderableType:
         from tensortap.rooms.compare.text import report_text
@@ -231,31 +222,14 @@ class CompareReport:
         return as_html(self)
 
     def __str__(self) -> str:
-        lines = [f"{self.a} and {self.b} {'agree' if self else 'differ'}: {self.counts}"]
-        if self.first is not None:
-            lines.append(f"first: {self.first}")
-        if self.culprit:
-            lines.append(self.culprit)
-        if self.bitwise_text:
-            lines.append(f"first bitwise difference: {self.bitwise_text}")
-        if self.tolerance_text:
-            lines.append(self.tolerance_text)
-        sides = [(word, self._only(side)) for side, word in (("a", "first"), ("b", "second"))]
-        lines += [f"only in the {word}: {names}" for word, names in sides if names]
-        if all(names for _, names in sides):
-            lines.append("mapping=['pattern=replacement'] renames names of the first run")
-        return "\n".join(lines)
+        from tensortap.rooms.compare.text import report_as_plain_text
 
-    def _only(self, side: str) -> str:
-        """Return a few of the names that only one run has."""
-        names = list(dict.fromkeys(m.key.name for m in self.missing if m.side == side))
-        return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+        return report_as_plain_text(self)
 
     @property
-    def counts(self) -> str:
-        """Return the counts of records in words."""
-        said = [f"{self.compared:,} records compared"]
-        for number, text in (
+    def counted(self) -> list[tuple[int, str]]:
+        """Return what else there is beside the compared records: numbers and words."""
+        counts = (
             (self.by_statistics, "by their statistics only"),
             (len(self.differences), "differ"),
             (sum(bool(d.expected) for d in self.differences), "of them as expected"),
@@ -263,10 +237,14 @@ class CompareReport:
             (sum(m.side == "b" for m in self.missing), "only in the second"),
             (self.ignored, "ignored"),
             (len(self.unplaced), "not compared, as their layout on the ranks is unknown"),
-        ):
-            if number:
-                said.append(f"{number:,} {text}")
-        return ", ".join(said)
+        )
+        return [(number, words) for number, words in counts if number]
+
+    @property
+    def counts(self) -> str:
+        """Return the counts of records in words."""
+        more = [f"{number:,} {words}" for number, words in self.counted]
+        return ", ".join([f"{self.compared:,} records compared", *more])
 
 
 def _rebuilt(value: Any) -> Any:

@@ -23,47 +23,31 @@ class Comparison:
     """
 
     equal: bool
-    reason: str = ""
-    """Why they differ, in words."""
-    path: str = ""
-    """Path within the containers: ``["layers"][3].weight``."""
-    notes: tuple[str, ...] = ()
-    """Differences that do not count: dtypes, a list against a tuple."""
+    reason: str = ""  # why they differ, in words
+    path: str = ""  # within the containers: ["layers"][3].weight
+    notes: tuple[str, ...] = ()  # what does not count: other dtypes, a list against a tuple
     shapes: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     dtypes: tuple[str, str] | None = None
 
-    count: int = 0
-    """Number of pairs."""
+    count: int = 0  # pairs
     finite: int = 0
-    mismatches: int = 0
-    """Pairs that are not close, including `nonfinite`."""
+    mismatches: int = 0  # pairs that are not close, including `nonfinite`
     nonfinite: int = 0
     max_abs: float = 0.0
     mean_abs: float = 0.0
-    max_rel: float = 0.0
-    """The largest ``|a - b| / |b|``; inf where only b is zero."""
+    max_rel: float = 0.0  # the largest |a - b| / |b|; inf where only b is zero
     mean_rel: float = 0.0
-    rel_l2: float | None = None
-    """``norm(a - b) / norm(b)``; None for containers."""
-    cosine: float | None = None
-    """Cosine similarity; 0 if only one is all zeros, None for containers."""
-    ulps: int | None = None
-    """Largest distance in units of the coarser dtype's last place; None for integers."""
-    worst: tuple[int, ...] | None = None
-    """Index of the pair that exceeds the tolerance most, or comes closest to it."""
-    values: tuple[Any, Any] | None = None
-    """Both values at that index."""
-    passing_atol: float | None = None
-    """Smallest atol that would pass with this rtol; None if none would."""
-    passing_rtol: float | None = None
-    """Smallest rtol that would pass with this atol; None if none would."""
+    rel_l2: float | None = None  # norm(a - b) / norm(b); None for containers
+    cosine: float | None = None  # 0 if only one is all zeros; None for containers
+    ulps: int | None = None  # distance in last places of the coarser dtype; None for integers
+    worst: tuple[int, ...] | None = None  # index of the pair that exceeds the tolerance most
+    values: tuple[Any, Any] | None = None  # both values at that index
+    passing_atol: float | None = None  # the smallest that would pass with this rtol, if any would
+    passing_rtol: float | None = None  # the smallest that would pass with this atol, if any would
 
-    leaves: int = 1
-    """Number of leaves compared."""
-    differing: int = 0
-    """Number of leaves that differ."""
-    parts: tuple[Comparison, ...] = ()
-    """The first thousand differing parts of a container, in order."""
+    leaves: int = 1  # compared
+    differing: int = 0  # leaves that differ
+    parts: tuple[Comparison, ...] = ()  # the first thousand differing parts of a container
 
     def __bool__(self) -> bool:
         return self.equal

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from tensortap.core.errors import TensortapError
 from tensortap.core.select import parse_steps
-from tensortap.page.catalog_entries import RunEntry
+from tensortap.page.catalog import RunEntry
 from tensortap.page.jobs import Job, Progress
 from tensortap.page.responses import PageRequest, PageRoute
 from tensortap.rooms.compare.api import compare
@@ -43,7 +43,7 @@ def start(request: PageRequest) -> dict[str, Any]:
     def work(progress: Progress) -> tuple[CompareReport, str]:
         report = compare(*sources, progress=progress, **options)
         progress(0, 0)
-        return report, render(report, progress=progress)
+        return report, render(report)
 
     versions = [(entry.id, entry.version) for entry in entries]
     key = versions, request.text("names"), options["atol"], options["rtol"], options["steps"]
@@ -118,5 +118,5 @@ ROUTES = (
     PageRoute("compare", status, cached=False),
     PageRoute("compare/start", start, cached=False, method="POST"),
     PageRoute("compare/cancel", cancel, cached=False, method="POST"),
-    PageRoute("compare/report", report_page, raw=True),
+    PageRoute("compare/report", report_page, cached=False),
 )

@@ -20,23 +20,26 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from tensortap.core.errors import NotFound, TensortapError
+from tensortap.core.files import open_regular, plain
 from tensortap.core.patterns import compile_pattern
 from tensortap.rooms.compare.tensors import check_tolerance
 from tensortap.runs.reader import parse_kind
 
-_OPTIONS = ("names", "kinds", "atol", "rtol", "ignore", "expected")
+_LARGEST = 1 << 20  # bytes of a file of rules
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """The tolerance of records of matching name and kind."""
 
-    names: re.Pattern[str]
+    names: re.Pattern[str] = re.compile("")
     kinds: frozenset[str] = frozenset()
     atol: float | None = None
     rtol: float | None = None
@@ -51,32 +54,40 @@ class Rule:
 class RuleSet:
     """All rules; the first that matches applies."""
 
-    def __init__(self, rules: list[Rule]) -> None:
-        self.rules = rules
-        self._known: dict[tuple[str, str], Rule | None] = {}
+    def __init__(self, rules: Iterable[Rule] = ()) -> None:
+        self.rules = list(rules)
+        self._known: dict[tuple[str, str], Rule] = {}
 
-    def find(self, name: str, kind: str) -> Rule | None:
-        """Return the rule for records of this name and kind."""
+    def find(self, name: str, kind: str) -> Rule:
+        """Return the rule for records of this name and kind; one that changes nothing if none fits.
+
+        Records of a name and kind come in millions, rules in dozens.
+        """
         key = name, kind
         if key not in self._known:
-            self._known[key] = next((r for r in self.rules if r.fits(name, kind)), None)
+            self._known[key] = next((r for r in self.rules if r.fits(name, kind)), Rule())
         return self._known[key]
 
 
-def load_rules(path: str | Path) -> RuleSet:
-    """Read rules from a file; errors name the rule."""
+def load_rules(rules: RuleSet | str | Path | None) -> RuleSet:
+    """Return rules; those of a file are read, and errors name the rule."""
+    if rules is None or isinstance(rules, RuleSet):
+        return rules or RuleSet()
     try:
-        return parse_rules(Path(path).read_text(), str(path))
+        with open_regular(rules) as stream:
+            return parse_rules(stream.read(_LARGEST).decode(), str(rules))
     except FileNotFoundError:
-        raise NotFound(f"no such file: {path}") from None
+        raise NotFound(f"no such file: {rules}") from None
+    except UnicodeDecodeError:
+        raise TensortapError(f"{rules} is not a text in UTF-8") from None
 
 
 def parse_rules(text: str, where: str = "rules") -> RuleSet:
     """Parse the rules in a text."""
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise TensortapError(f"{where}: {error}") from None
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
+        raise TensortapError(f"{where}: {plain(str(error), 200)}") from None
     tables = content.get("rule", [])
     if set(content) - {"rule"} or not isinstance(tables, list):
         raise TensortapError(f"{where}: a file of rules may contain only [[rule]] tables")
@@ -84,20 +95,32 @@ def parse_rules(text: str, where: str = "rules") -> RuleSet:
     for number, table in enumerate(tables, 1):
         try:
             rules.append(_rule(table))
-        except (TensortapError, TypeError, ValueError) as error:
+        except (TensortapError, ValueError) as error:
             raise TensortapError(f"{where}, rule {number}: {error}") from None
     return RuleSet(rules)
 
 
-def _rule(table: dict[str, Any]) -> Rule:
-    for key in table:
-        if key not in _OPTIONS:
-            raise TensortapError(f"unknown option {key!r}; options are {', '.join(_OPTIONS)}")
-    kinds = table.get("kinds", [])
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    check_tolerance(table.get("atol"), table.get("rtol"))
+class _Table(msgspec.Struct):
+    """A [[rule]] of a file."""
+
+    names: str = ""
+    kinds: str | list[str] = []
+    atol: float | None = None
+    rtol: float | None = None
+    ignore: bool = False
+    expected: str = ""
+
+
+def _rule(content: object) -> Rule:
+    for key in content if isinstance(content, dict) else ():
+        if key not in _Table.__struct_fields__:
+            options = ", ".join(_Table.__struct_fields__)
+            raise TensortapError(f"unknown option {key!r}; options are {options}")
+    table = msgspec.convert(content, _Table)  # names the option of a wrong type
+    kinds = [table.kinds] if isinstance(table.kinds, str) else table.kinds
+    check_tolerance(table.atol, table.rtol)
     return Rule(
-        compile_pattern(table.get("names", ""), "names"),
-        frozenset(parse_kind(kind).value for kind in kinds), table.get("atol"), table.get("rtol"),
-        bool(table.get("ignore", False)), str(table.get("expected", "")),
+        compile_pattern(table.names, "names"),
+        frozenset(parse_kind(kind).value for kind in kinds),
+        table.atol, table.rtol, table.ignore, table.expected,
     )  # fmt: skip

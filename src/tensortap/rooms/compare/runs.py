@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import concurrent.futures
 import dataclasses
 import filecmp
@@ -48,7 +47,6 @@ from tensortap.stats.shard_digest import add_digests, is_shard_digest
 from tensortap.values.view import as_numpy
 
 _CHUNK = 64  # pairs per task
-_AHEAD = 4  # waiting tasks per worker
 _COUNTS = ("count", "nans", "posinfs", "neginfs")
 _FIGURES = ("min", "max", "mean", "std", "mean_abs", "max_abs", "min_abs", "rm2", "rm4", "rm8")
 Progress = Callable[[int, int], object]
@@ -74,8 +72,7 @@ def compare_runs(
 ) -> CompareReport:
     """Compare two runs, record by record, in the order of execution."""
     check_tolerance(atol, rtol)
-    if isinstance(rules, (str, Path)):
-        rules = load_rules(rules)
+    rules = load_rules(rules)
     renames = [parse_mapping(each) if isinstance(each, str) else each for each in mapping]
     choice = Choice(names, tuple(kinds), steps, tuple(ranks), tuple(renames))
     tolerance = Tolerance(equal_nan=equal_nan, threads=1).given(atol, rtol)
@@ -94,7 +91,10 @@ def compare_runs(
         seq, size = sizes.get(place, (item.seq, 0.0))
         least = 0.0 if outcome.comparison else 1e-300
         sizes[place] = min(seq, item.seq), max(size, outcome.size, least)
-        difference = _judged(item, outcome, rules)
+        difference = None
+        if not outcome.comparison:
+            expected = rules.find(item.key.name, item.key.kind).expected
+            difference = Difference(item.key, outcome.comparison, outcome.by, (), expected)
         judged.append((item, outcome, difference))
         if difference is not None:
             differences.append(difference)
@@ -119,15 +119,6 @@ def compare_runs(
         passing_atol(judged, tolerance),
         tuple(plan.unplaced), ranks,
     )  # fmt: skip
-
-
-def _judged(item: RecordPair, outcome: Outcome, rules: RuleSet | None) -> Difference | None:
-    """Return the difference of a pair; None if it passes."""
-    if outcome.comparison:
-        return None
-    rule = rules.find(item.key.name, item.key.kind) if rules is not None else None
-    expected = rule.expected if rule is not None else ""
-    return Difference(item.key, outcome.comparison, outcome.by, (), expected)
 
 
 def _explained(first: Difference, sides: Sides, plan: Plan) -> Difference:
@@ -171,27 +162,18 @@ def _values(sides: Sides, items: dict[Key, RecordPair], key: Key) -> tuple[Any, 
 
 
 def _run(sides: Sides, items: list[RecordPair], progress: Progress | None) -> list[Outcome]:
-    """Return the outcomes of all pairs in order, with a bounded number of waiting tasks."""
-    workers = max(1, min(8, len(os.sched_getaffinity(0)), math.ceil(len(items) / _CHUNK)))
-    outcomes: list[Outcome] = []
-    waiting: collections.deque[concurrent.futures.Future[list[Outcome]]] = collections.deque()
+    """Return the outcomes of all pairs, in order."""
 
     def compare_chunk(start: int) -> list[Outcome]:
         return [_compare(sides, item) for item in items[start : start + _CHUNK]]
 
-    def take() -> None:
-        outcomes.extend(waiting.popleft().result())
-        if progress is not None:
-            progress(len(outcomes), len(items))
-
-    executor = concurrent.futures.ThreadPoolExecutor(workers)
+    outcomes: list[Outcome] = []
+    executor = concurrent.futures.ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0))))
     try:
-        for start in range(0, len(items), _CHUNK):
-            waiting.append(executor.submit(compare_chunk, start))
-            if len(waiting) >= _AHEAD * workers:
-                take()
-        while waiting:
-            take()
+        for found in executor.map(compare_chunk, range(0, len(items), _CHUNK)):
+            outcomes += found
+            if progress is not None:
+                progress(len(outcomes), len(items))
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
     return outcomes

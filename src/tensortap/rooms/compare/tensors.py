@@ -34,15 +34,12 @@ class Figures(NamedTuple):
     mean_abs: float
     max_rel: float
     mean_rel: float
-    excess: float
-    """Largest ``|a - b| - rtol*|b|`` among pairs that differ."""
-    factor: float
-    """Largest ``(|a - b| - atol) / |b|``, or 0."""
+    excess: float  # largest |a - b| - rtol*|b| among pairs that differ
+    factor: float  # largest (|a - b| - atol) / |b|, or 0
     cosine: float
     rel_l2: float
     ulps: int
-    identical: int
-    """True if all bytes are the same."""
+    identical: int  # true if all bytes are the same
 
 
 def compare_arrays(
@@ -156,13 +153,9 @@ def compare_tensors(
         rules = rules._replace(atol=rules.whole_atol, rtol=rules.whole_rtol)
     axes = _memory_order(a, b)
     found = compare_arrays(
-        a.transpose(axes),
-        b.transpose(axes),
-        atol=rules.atol,
-        rtol=rules.rtol,
-        equal_nan=rules.equal_nan,
-        threads=rules.threads,
-    )
+        a.transpose(axes), b.transpose(axes), atol=rules.atol, rtol=rules.rtol,
+        equal_nan=rules.equal_nan, threads=rules.threads,
+    )  # fmt: skip
     return _comparison(a, b, found, axes, rules, known)
 
 
@@ -188,10 +181,9 @@ def _comparison(
         worst = _index(at, a.shape, axes)
         values = _item(a, worst), _item(b, worst)
     atol: float | None = max(found.excess, 0.0)
-    rtol: float | None = found.factor
+    rtol: float | None = nudged(found.factor) if found.factor else 0.0
     if atol and rules.rtol:
         atol = nudged(atol)
-    rtol = nudged(rtol) if rtol else 0.0
     if found.nonfinite or (a.dtype.kind == b.dtype.kind == "b" and found.mismatches):
         atol = rtol = None
     reason = ""
@@ -201,27 +193,20 @@ def _comparison(
             reason = "numbers"
         if found.nonfinite:
             reason += f", {found.nonfinite:,} not finite"
+    same = {name: getattr(found, name) for name in _SAME_FIGURES}
     return Comparison(
-        not found.mismatches,
-        reason,
-        count=found.pairs,
-        finite=found.finite,
-        mismatches=found.mismatches,
-        nonfinite=found.nonfinite,
-        max_abs=found.max_abs,
-        mean_abs=found.mean_abs,
-        max_rel=found.max_rel,
-        mean_rel=found.mean_rel,
-        rel_l2=found.rel_l2,
-        cosine=found.cosine,
+        not found.mismatches, reason, count=found.pairs, worst=worst, values=values,
         ulps=found.ulps if coarser(a.dtype, b.dtype).digits else None,
-        worst=worst,
-        values=values,
         passing_atol=atol if atol is not None and math.isfinite(atol) else None,
         passing_rtol=rtol if rtol is not None and math.isfinite(rtol) else None,
-        differing=int(found.mismatches > 0),
-        **known,
-    )
+        differing=int(found.mismatches > 0), **same, **known,
+    )  # fmt: skip
+
+
+_SAME_FIGURES = (
+    "finite", "mismatches", "nonfinite", "max_abs", "mean_abs", "max_rel", "mean_rel", "rel_l2",
+    "cosine",
+)  # fmt: skip
 
 
 def _index(at: int, shape: tuple[int, ...], axes: list[int]) -> tuple[int, ...]:
@@ -251,27 +236,17 @@ def _other_elements(
     a: NDArray[Any], b: NDArray[Any], rules: Tolerance, known: dict[str, Any]
 ) -> Comparison:
     """Compare arrays of text or dates."""
-    unequal = 0
-    first: int | None = None
     try:
-        for start in range(0, a.size, 1 << 16):
-            part = np.asarray(
-                a.flat[start : start + (1 << 16)] != b.flat[start : start + (1 << 16)]
-            )
-            if rules.equal_nan and a.dtype.kind in "mM" and b.dtype.kind in "mM":
-                stop = start + (1 << 16)
-                part &= ~(np.isnat(a.flat[start:stop]) & np.isnat(b.flat[start:stop]))
-            if first is None and part.any():
-                first = start + int(np.flatnonzero(part)[0])
-            unequal += int(np.count_nonzero(part))
+        unequal = np.asarray(a != b)
+        if rules.equal_nan and a.dtype.kind in "mM" and b.dtype.kind in "mM":
+            unequal &= ~(np.isnat(a) & np.isnat(b))
     except TypeError:  # such as text and dates
         return Comparison(False, "the dtypes cannot be compared", differing=1, **known)
-    worst = values = None
-    if first is not None:
-        worst = tuple(int(i) for i in np.unravel_index(first, a.shape))
-        values = _item(a, worst), _item(b, worst)
-    reason = f"{unequal:,} of {a.size:,} elements" if unequal else ""
+    count = int(np.count_nonzero(unequal))
+    if not count:
+        return Comparison(True, count=a.size, **known)
+    worst = tuple(int(i) for i in np.unravel_index(unequal.argmax(), a.shape))
     return Comparison(
-        not unequal, reason, count=a.size, mismatches=unequal, worst=worst, values=values,
-        differing=int(unequal > 0), **known,
+        False, f"{count:,} of {a.size:,} elements", count=a.size, mismatches=count, worst=worst,
+        values=(_item(a, worst), _item(b, worst)), differing=1, **known,
     )  # fmt: skip

@@ -10,14 +10,14 @@ def test_the_training_is_what_it_was(tmp_path):
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from tensortap.core.errors import TensortapError
+from tensortap.rooms.compare.api import compare
 from tensortap.rooms.compare.report import CompareReport
 
 __all__ = ["assert_runs_match"]
-
-_ROWS = 15
-_WIDTH = 110
 
 
 def assert_runs_match(run: Any, reference: Any, **options: Any) -> CompareReport:
@@ -28,30 +28,13 @@ def assert_runs_match(run: Any, reference: Any, **options: Any) -> CompareReport
     `allow_missing`, `trust`. Runs with nothing in common fail, too: a test that compares nothing
     would always pass.
     """
-    from pathlib import Path
-
-    from tensortap.core.errors import TensortapError
-    from tensortap.rooms.compare.api import compare
-
     __tracebackhide__ = True  # pytest shows the line of the test
     sides = [Path(side) if isinstance(side, str) else side for side in (run, reference)]
     report = compare(*sides, **options)
     if not isinstance(report, CompareReport):
         raise TensortapError(f"assert_runs_match needs two runs, got {run} and {reference}")
     if not report:
-        raise AssertionError(_message(report))
+        raise AssertionError(str(report))
     if not report.compared:
         raise AssertionError(f"{report.a} and {report.b} have nothing to compare")
     return report
-
-
-def _message(report: CompareReport) -> str:
-    import io
-
-    from rich.console import Console
-
-    from tensortap.rooms.compare.text import report_text
-
-    file = io.StringIO()
-    Console(file=file, width=_WIDTH, color_system=None).print(report_text(report, _ROWS))
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from tensortap.core.files import plain
 from tensortap.rooms.compare.provenance import rows_of
-from tensortap.rooms.compare.report import CompareReport, Difference, Gap, gaps
+from tensortap.rooms.compare.report import CompareReport, Difference, gaps
 from tensortap.rooms.compare.result import Comparison
 from tensortap.text.tensors import FittedTable
-
-if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
-    from rich.table import Table
-    from rich.text import Text
 
 _ROWS = 30
 _WIDE = 110  # terminal width with room for all figures and the reason
@@ -23,9 +21,6 @@ _WIDE = 110  # terminal width with room for all figures and the reason
 
 def report_text(report: CompareReport, most: int = _ROWS) -> Group:
     """Render a report: the verdict, the environments, the first difference, and all others."""
-    from rich.console import Group
-    from rich.text import Text
-
     parts: list[RenderableType] = [_headline(bool(report), report.a, report.b)]
     parts.append(Text(report.counts))
     for section in (_provenance(report), _first(report), _differences(report, most)):
@@ -38,9 +33,6 @@ def report_text(report: CompareReport, most: int = _ROWS) -> Group:
 
 def comparison_text(found: Comparison, a: str, b: str, most: int = _ROWS) -> Group:
     """Render the comparison of two files or values, with their differing parts."""
-    from rich.console import Group
-    from rich.text import Text
-
     verdict: list[RenderableType] = [_headline(bool(found), a, b), Text(plain(found.line))]
     if not found.parts:
         return Group(*verdict)
@@ -51,10 +43,15 @@ def comparison_text(found: Comparison, a: str, b: str, most: int = _ROWS) -> Gro
     return Group(*verdict, Text(), table, *_more(found.differing - min(most, len(found.parts))))
 
 
+def report_as_plain_text(report: CompareReport) -> str:
+    """Render a report without colors, wide enough for long names."""
+    file = io.StringIO()
+    Console(file=file, width=160, color_system=None).print(report_text(report, 15))
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
 def as_html(report: CompareReport) -> str:
     """Render a report for a notebook."""
-    from rich.console import Console
-
     console = Console(record=True, file=io.StringIO(), width=120)
     console.print(report_text(report))
     return console.export_html(
@@ -64,16 +61,11 @@ def as_html(report: CompareReport) -> str:
 
 
 def _headline(agree: bool, a: str, b: str) -> Text:
-    from rich.text import Text
-
     verdict = Text("✓ agree", style="bold green") if agree else Text("✗ differ", style="bold red")
     return Text.assemble(verdict, "   ", (plain(a), "bold"), " and ", (plain(b), "bold"))
 
 
 def _provenance(report: CompareReport, most: int = 12) -> RenderableType | None:
-    from rich.console import Group
-    from rich.text import Text
-
     rows = rows_of(report.provenance)
     if not rows:
         return None
@@ -84,9 +76,6 @@ def _provenance(report: CompareReport, most: int = 12) -> RenderableType | None:
 
 
 def _first(report: CompareReport) -> RenderableType | None:
-    from rich.table import Table
-    from rich.text import Text
-
     grid = Table.grid(padding=(0, 2))
     first = report.first
     if first is not None:
@@ -106,8 +95,6 @@ def _first(report: CompareReport) -> RenderableType | None:
 
 
 def _differences(report: CompareReport, most: int) -> RenderableType | None:
-    from rich.console import Group
-
     if not report.differences:
         return None
     shown = report.differences[:most]
@@ -117,8 +104,6 @@ def _differences(report: CompareReport, most: int) -> RenderableType | None:
 
 def _difference_table(shown: tuple[Difference, ...], width: int) -> Table:
     """Render differences; a narrow terminal gets one line each with fewer figures."""
-    from rich.text import Text
-
     ranked = any(each.key.rank for each in shown)
     why = any(_why(each.comparison, each.expected) for each in shown)
     figures = ("max|Δ|", "relative", "cosine", "differ")
@@ -162,39 +147,19 @@ def _why(found: Comparison, expected: str = "") -> str:
 
 
 def _missing(report: CompareReport, most: int) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
-
     title = "missing, which is allowed" if report.allow_missing else "missing"
     table = figure_table(title, "kind", "records", "steps", "rank", "")
     found = gaps(report.missing)
     for gap in found[:most]:
-        table.add_row(
-            Text(plain(gap.name), style="bold"), Text(gap.kind, style="dim"), f"{gap.count:,}",
-            gap.steps, _ranks(gap), Text(lacks(gap), style="yellow"),
-        )  # fmt: skip
-    return Group(table, *_more(len(found) - most))
-
-
-def lacks(gap: Gap) -> str:
-    """Return which run has the records, and why the other lacks them."""
-    text = f"only in the {'first' if gap.side == 'a' else 'second'}"
-    if gap.dropped:
-        text += f"; the other dropped {gap.dropped:,}"
-    return text
-
-
-def _ranks(gap: Gap) -> str:
-    if gap.ranks == (-1,):
-        return "all"
-    shown = ", ".join(map(str, gap.ranks[:4]))
-    return f"{shown}, …" if len(gap.ranks) > 4 else shown
+        table.add_row(*(Text(plain(cell)) for cell in gap.row))
+    parts: list[RenderableType] = [table, *_more(len(found) - most)]
+    if {gap.side for gap in found} == {"a", "b"}:
+        parts.append(Text("mapping=['pattern=replacement'] renames names of the first run"))
+    return Group(*parts)
 
 
 def figure_table(*columns: str) -> Table:
     """Return an empty table in the style of all comparisons; columns of numbers are aligned."""
-    from rich.table import Table
-
     table = Table(box=None, pad_edge=False, header_style="bold dim", expand=False)
     right = {"step", "rank", "max|Δ|", "relative", "cosine", "differ", "records"}
     for column in columns:
@@ -207,6 +172,4 @@ def figure_table(*columns: str) -> Table:
 
 
 def _more(count: int) -> list[RenderableType]:
-    from rich.text import Text
-
     return [Text(f"… and {count:,} more", style="dim")] if count > 0 else []

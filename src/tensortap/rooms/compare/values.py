@@ -79,12 +79,11 @@ class _Walk:
         a, b = _plain(a), _plain(b)
         own = own_comparison(a, b)
         if own is not None:
-            return _verdict(
-                bool(own(a, b)), "differ by the comparison registered for their type", path
-            )
+            reason = "differ by the comparison registered for their type"
+            return _verdict(bool(own(a, b)), reason, path)
         if _is_scalar(a) and _is_scalar(b):
             return self._numbers(a, b, path)
-        arrays = self._arrays(a, b)
+        arrays = _arrays(a, b)
         if arrays is not None:
             return self._elements(*arrays, path)
         pair = id(a), id(b)
@@ -99,22 +98,6 @@ class _Walk:
             return self._objects(a, b, path)
         finally:
             self.open.discard(pair)
-
-    def _arrays(self, a: Any, b: Any) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        """Return both as arrays if one is a tensor and the other can become an array."""
-        if isinstance(a, _NO_TENSOR) and isinstance(b, _NO_TENSOR):
-            return None
-        first, second = array_of(a), array_of(b)
-        if first is None and second is None:
-            return None
-        if first is not None and second is not None:
-            if isinstance(a, np.ma.MaskedArray) or isinstance(b, np.ma.MaskedArray):
-                return None
-            return first, second
-        other = _as_array(b if first is not None else a)
-        if other is None:
-            return None
-        return (first, other) if first is not None else (other, second)  # type: ignore[return-value]
 
     def _elements(self, a: NDArray[Any], b: NDArray[Any], path: str) -> Comparison:
         """Compare two arrays; arrays of objects or records as lists and dicts."""
@@ -281,6 +264,20 @@ def _number(value: Any) -> NDArray[Any]:
     return np.array(value)
 
 
+def _arrays(a: Any, b: Any) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    """Return both as arrays if one is a tensor and the other can become an array."""
+    if isinstance(a, _NO_TENSOR) and isinstance(b, _NO_TENSOR):
+        return None
+    if isinstance(a, np.ma.MaskedArray) or isinstance(b, np.ma.MaskedArray):
+        return None
+    first, second = array_of(a), array_of(b)
+    if first is None and second is None:
+        return None
+    first = _as_array(a) if first is None else first
+    second = _as_array(b) if second is None else second
+    return None if first is None or second is None else (first, second)
+
+
 def _as_array(value: Any) -> NDArray[Any] | None:
     """Return a number or a list of numbers as an array; None for anything else."""
     if _is_scalar(value):
@@ -308,25 +305,21 @@ def _holds_tensors(value: list[Any] | tuple[Any, ...]) -> bool:
 
 
 def _text(a: Any, b: Any, path: str) -> Comparison:
-    if isinstance(a, (bytes, bytearray)) and isinstance(b, (bytes, bytearray)):
-        equal = bytes(a) == bytes(b)
-    else:
-        equal = (a is None and b is None) or (
-            isinstance(a, str) and isinstance(b, str) and str(a) == str(b)
-        )
-    if equal:
+    a, b = (bytes(each) if isinstance(each, bytearray) else each for each in (a, b))
+    if (
+        not isinstance(a, _TEXT)
+        or not isinstance(b, _TEXT)
+        or isinstance(a, str) != isinstance(b, str)
+    ):
+        return _verdict(a is b, f"{_short(a)} and {_short(b)}", path)
+    if a == b:
         return Comparison(True, path=path)
-    if isinstance(a, _TEXT) and isinstance(b, _TEXT) and isinstance(a, str) == isinstance(b, str):
-        at = next(
-            (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-        )
-        start = max(0, at - 10)
-        shown = [safe_repr(each[start : start + 40], 60) for each in (a, b)]
-        where = f" from character {at}" if at else ""
-        if isinstance(a, (bytes, bytearray)):
-            where = where.replace("character", "byte")
-        return _verdict(False, f"{shown[0]} and {shown[1]}{where}", path)
-    return _verdict(False, f"{_short(a)} and {_short(b)}", path)
+    least = min(len(a), len(b))
+    at = next((i for i in range(least) if a[i] != b[i]), least)
+    start = max(0, at - 10)
+    one, other = (safe_repr(each[start : start + 40], 60) for each in (a, b))
+    unit = "character" if isinstance(a, str) else "byte"
+    return _verdict(False, f"{one} and {other}" + (f" from {unit} {at}" if at else ""), path)
 
 
 def _short(value: Any) -> str:
@@ -369,18 +362,9 @@ def _fields_of(value: Any) -> dict[str, Any] | None:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    slots = [
-        name
-        for cls in type(value).__mro__
-        for name in _names(cls.__dict__.get("__slots__", ()))
-        if name not in ("__dict__", "__weakref__")
-    ]
-    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    return {**found, **getattr(value, "__dict__", {})}
-
-
-def _names(slots: Any) -> tuple[str, ...]:
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+    state = object.__getstate__(value)  # what __dict__ and __slots__ hold
+    own, slots = state if isinstance(state, tuple) else (state, None)
+    return {**(slots or {}), **(own or {})}
 
 
 def _types(a: Any, b: Any) -> tuple[str, ...]:

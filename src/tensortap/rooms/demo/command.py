@@ -21,7 +21,7 @@ from tensortap.core.record import Kind, Record
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tensortap.live.questions import Overview
+    from tensortap.live.answers import Overview
     from tensortap.live.server import Server
     from tensortap.rooms.compare.report import CompareReport
 

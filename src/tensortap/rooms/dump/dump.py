@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tensortap import values as arrays
+from tensortap.capture.ledger import ERROR
 from tensortap.capture.names import CallSites
 from tensortap.capture.pipeline import pipeline
 from tensortap.capture.queue import write_to
@@ -34,7 +35,7 @@ def dump(obj: Any, name: str | None = None, update_metadata: bool = True) -> Pat
     if not pipeline.enabled:
         return None
     if could_not_open():
-        pipeline.ledger.fail(calls=0)
+        pipeline.ledger.drop_values(ERROR)
         return None
     run = current()
     if name is None:
@@ -64,6 +65,8 @@ _numbers: dict[tuple[Path, str], int] = {}  # file name in a run → number of t
 
 def write_file(obj: Any, name: str, run: OpenRun) -> Path:
     """Write a temporary file, then link it under the first free name; return the path."""
+    if not run.sink.is_intact():
+        raise FileNotFoundError(f"{run.path} was removed or replaced")
     form = format_of(obj)
     rank = f"_rank{ranks.rank_and_world_size()[0]}" if run.world_size > 1 else ""
     draft = run.path / f".{os.getpid()}-{time.monotonic_ns()}{form.suffix}"

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from tensortap.core.rooms import lazy
 
 if TYPE_CHECKING:
-    from tensortap.api.lookup import quantize_error, summarize
+    from tensortap.api.lookup import summarize
     from tensortap.rooms.figures.interaction import interactive
-    from tensortap.rooms.figures.logframe import read_logframe, validate_logframe
     from tensortap.rooms.figures.plots import (
         exp_hist,
         save,
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
         training,
     )
     from tensortap.rooms.figures.run_report import report
+    from tensortap.rooms.formats.blocks import quantize_error
+    from tensortap.rooms.logframe.read import read_logframe, validate_logframe
 
 __all__ = [
     "exp_hist",
@@ -46,8 +47,8 @@ __getattr__ = lazy(
     {
         "exp_hist": "tensortap.rooms.figures.plots:exp_hist",
         "interactive": "tensortap.rooms.figures.interaction:interactive",
-        "quantize_error": "tensortap.api.lookup:quantize_error",
-        "read_logframe": "tensortap.rooms.figures.logframe:read_logframe",
+        "quantize_error": "tensortap.rooms.formats.blocks:quantize_error",
+        "read_logframe": "tensortap.rooms.logframe.read:read_logframe",
         "report": "tensortap.rooms.figures.run_report:report",
         "save": "tensortap.rooms.figures.plots:save",
         "scalar_global_heatmap": "tensortap.rooms.figures.plots:scalar_global_heatmap",
@@ -55,6 +56,6 @@ __getattr__ = lazy(
         "summarize": "tensortap.api.lookup:summarize",
         "tensor": "tensortap.rooms.figures.plots:tensor",
         "training": "tensortap.rooms.figures.plots:training",
-        "validate_logframe": "tensortap.rooms.figures.logframe:validate_logframe",
+        "validate_logframe": "tensortap.rooms.logframe.read:validate_logframe",
     },
 )

@@ -17,17 +17,19 @@ from tensortap.core.patterns import TypedPattern
 from tensortap.page.encoding import Figure, untyped
 from tensortap.rooms.figures.figures import (
     exponents_figure,
-    heatmaps_figure,
+    heatmap_figure,
     lines_figure,
     training_figure,
 )
 from tensortap.rooms.figures.figures.exponents import LOGGED
-from tensortap.rooms.figures.figures.theme import message_figure
+from tensortap.rooms.figures.figures.theme import message_figure, themed
 from tensortap.table.table import Table
 
 FEW = 6  # layers that are selected by default
 _FORMATS = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32")
 _NO_FORMAT = "no format"
+_AXES = [("automatic", None), ("logarithmic", True), ("linear", False)]
+_layout = ipywidgets.Layout
 
 
 class Explorer:
@@ -36,7 +38,7 @@ class Explorer:
     `figure` shows the choice, `detail` the cell of a heatmap that was clicked, `loss` the curve
     from which to choose a step; all three are plotly widgets. `box` contains everything. `view` is
     ``"lines"``, ``"heatmap"`` or ``"exponents"``, `chosen` what the widgets show first. `curves`
-    returns the training statistics. `shared` are arguments of all figures: rank and theme.
+    returns the training statistics.
     """
 
     def __init__(
@@ -48,21 +50,30 @@ class Explorer:
         *,
         inc: int,
         col_wrap: int | None,
-        **shared: Any,
+        rank: int | None,
+        theme: str,
     ) -> None:
         self._view, self._table, self._curves = view, table, curves
         self._step: int | None = chosen["step"]  # the marked step, None until one is chosen
-        self._inc, self._col_wrap, self._shared = inc, col_wrap, shared
+        self._inc, self._col_wrap, self._rank, self._theme = inc, col_wrap, rank, theme
         self._quiet = False  # whether changes of widgets are our own
         self._task: Any = None
         self._shown: Figure = {"data": [], "layout": {}}
+        self._loss_version = -1  # the version of the table that the loss shows
         self.figure, self.detail, self.loss = (go.FigureWidget() for _ in range(3))
         self._upper, self._middle, self._lower = (ipywidgets.VBox([]) for _ in range(3))
-        self._loss_version = -1  # the version of the table that the loss shows
         self._message = ipywidgets.HTML()
-        self._make_widgets(**chosen)
-        self.box = ipywidgets.VBox([])
-        self._arrange()
+        self._make_widgets(chosen)
+        left = [self.kinds, self.metrics, self.dtype, self.axis, self.again]
+        if view == "exponents":
+            left.remove(self.metrics)
+        top = ipywidgets.HBox([
+            ipywidgets.VBox(left, layout=_layout(width="320px")),
+            ipywidgets.VBox([self.search, self.layers], layout=_layout(flex="1 1 auto")),
+        ])  # fmt: skip
+        loss = [self._upper] if curves() else []
+        below = (self.step, *loss, self._message, self._middle, self._lower)
+        self.box = ipywidgets.VBox([top, *below])
         self.draw()
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
@@ -72,53 +83,31 @@ class Explorer:
 
     # -- widgets -------------------------------------------------------------------------
 
-    def _make_widgets(
-        self,
-        kinds: Sequence[str],
-        names: Sequence[str],
-        metrics: Sequence[str],
-        dtype: tuple[str, ...],
-        log: bool | None,
-        **_: Any,
-    ) -> None:
-        table = self._table
-        auto = ipywidgets.Layout(width="auto")
-        self.kinds = _select("kind", table.tensor_kinds(), kinds, several=len(kinds) > 1)
+    def _make_widgets(self, chosen: dict[str, Any]) -> None:
+        kinds, several = self._table.tensor_kinds(), len(chosen["kinds"]) > 1
+        self.kinds = _select("kind", kinds, chosen["kinds"], several)
+        statistics, several = self._table.statistics(), self._view == "lines"
+        self.metrics = _select("statistic", statistics, chosen["metrics"], several)
+        auto = _layout(width="auto")
         self.search = ipywidgets.Text(placeholder="search layers (regex)", layout=auto)
         self.layers = ipywidgets.SelectMultiple(
-            options=self._layers(), value=tuple(names),
-            layout=ipywidgets.Layout(width="auto", height="130px"),
+            options=self._layers(), value=tuple(chosen["names"]),
+            layout=_layout(width="auto", height="130px"),
         )  # fmt: skip
-        several = self._view == "lines" or len(metrics) > 1
-        self.metrics = _select("statistic", table.statistics(), metrics, several=several)
         steps = self._steps()
         self.step = ipywidgets.SelectionSlider(
             options=steps, value=self._step if self._step in steps else steps[-1],
-            description="step", continuous_update=False, layout=ipywidgets.Layout(width="100%"),
+            description="step", continuous_update=False, layout=_layout(width="100%"),
         )  # fmt: skip
-        chosen = ", ".join(dtype) or _NO_FORMAT
-        formats = dict.fromkeys([_NO_FORMAT, LOGGED, *_FORMATS, chosen])
-        self.dtype = ipywidgets.Dropdown(options=list(formats), value=chosen, description="format")
-        self.axis = ipywidgets.Dropdown(
-            options=[("automatic", None), ("logarithmic", True), ("linear", False)],
-            value=log, description="axis",
-        )  # fmt: skip
+        own = ", ".join(chosen["dtype"]) or _NO_FORMAT
+        formats = list(dict.fromkeys([_NO_FORMAT, LOGGED, *_FORMATS, own]))
+        self.dtype = ipywidgets.Dropdown(options=formats, value=own, description="format")
+        self.axis = ipywidgets.Dropdown(options=_AXES, value=chosen["log"], description="axis")
         self.again = ipywidgets.Button(description="refresh", icon="refresh", layout=auto)
         self.again.on_click(lambda _: self.refresh())
         for widget in (self.kinds, self.layers, self.metrics, self.step, self.dtype, self.axis):
             widget.observe(self._on_choice, "value")
         self.search.observe(self._on_search, "value")
-
-    def _arrange(self) -> None:
-        left = [self.kinds, self.metrics, self.dtype, self.axis, self.again]
-        if self._view == "exponents":
-            left.remove(self.metrics)
-        top = ipywidgets.HBox([
-            ipywidgets.VBox(left, layout=ipywidgets.Layout(width="320px")),
-            ipywidgets.VBox([self.search, self.layers], layout=ipywidgets.Layout(flex="1 1 auto")),
-        ])  # fmt: skip
-        loss = [self._upper] if self._curves() else []
-        self.box.children = (top, self.step, *loss, self._message, self._middle, self._lower)
 
     def _layers(self) -> list[str]:
         """Return the layers of the chosen kinds."""
@@ -187,21 +176,18 @@ class Explorer:
             self.step.value = self._nearest(points.xs[0])  # the widget's event does the rest
 
     def _on_cell(self, trace: Any, points: Any, _: Any) -> None:
-        clicked, meta = self._shown["data"][points.trace_index], self._shown["layout"]["meta"]
-        custom = clicked.get("customdata")
+        custom = self._shown["data"][points.trace_index].get("customdata")
         if custom is None or not points.point_inds:
             return
         cells = untyped(custom) if isinstance(custom, dict) else np.array(custom, float)
         layer, step = cells[tuple(np.atleast_1d(points.point_inds[0]))][:2]
         if not np.isnan(layer):
-            panel = int(clicked.get("yaxis", "y")[1:] or 1) - 1
-            meta = meta.get("panels", [meta])[panel]
-            self.open(meta["layers"][int(layer)], int(step), meta["kind"])
+            self.open(self._shown["layout"]["meta"]["layers"][int(layer)], int(step))
 
-    def open(self, layer: str, step: int, kind: str | None = None) -> None:
+    def open(self, layer: str, step: int) -> None:
         """Show the exponent histogram of a layer at a step, below the heatmap."""
-        kind = kind or _values(self.kinds)[0]
-        self.detail = _show(self._lower, self._exponents({kind: [layer]}, step))
+        kind = _values(self.kinds)[0]
+        self.detail = self._show(self._lower, self._exponents({kind: [layer]}, step))
         with self._own_changes():
             self.step.value = self._nearest(step)
         self._step = step
@@ -213,22 +199,23 @@ class Explorer:
         """Return the figure of what is chosen."""
         names = self._names()
         if not names:
-            message = f"no layer of {' or '.join(_values(self.kinds)) or 'any kind'} is chosen"
-            return message_figure(message, theme=self._shared["theme"])
+            kinds = " or ".join(_values(self.kinds)) or "any kind"
+            return message_figure(f"no layer of {kinds} is chosen")
         if self._view == "exponents":
             return self._exponents(names, self._steps()[0] if self._step is None else self._step)
-        common = {"log": self.axis.value, "step": self._step, "names": names, **self._shared}
-        common["metrics"] = _values(self.metrics) or self._table.statistics()[:1]
+        kind, metrics = next(iter(names)), _values(self.metrics) or self._table.statistics()[:1]
+        common = {"kind": kind, "log": self.axis.value, "step": self._step, "rank": self._rank}
         if self._view == "heatmap":
-            return heatmaps_figure(self._table, inc=self._inc, **common)
-        kind = next(iter(names))
-        return lines_figure(self._table, kind=kind, col_wrap=self._col_wrap, **common)
+            common |= {"names": names[kind], "metric": metrics[0], "inc": self._inc}
+            return heatmap_figure(self._table, **common)
+        common |= {"names": names, "metrics": metrics, "col_wrap": self._col_wrap}
+        return lines_figure(self._table, **common)
 
     def _exponents(self, names: Mapping[str, Sequence[str]], step: int) -> Figure:
         dtypes = None if self.dtype.value == _NO_FORMAT else self.dtype.value.split(", ")
         return exponents_figure(
             self._table, name=names, kind=next(iter(names)), step=step, dtype_annotation=dtypes,
-            col_wrap=self._col_wrap, log=bool(self.axis.value), **self._shared,
+            col_wrap=self._col_wrap, log=bool(self.axis.value), rank=self._rank,
         )  # fmt: skip
 
     def draw(self) -> None:
@@ -239,25 +226,35 @@ class Explorer:
             self._show_error(str(error))
             return
         self._message.value = ""
-        self.figure = _show(self._middle, self._shown)
-        for number, trace in enumerate(self._shown["data"]):
-            if self._view == "heatmap" and "customdata" in trace:
-                self.figure.data[number].on_click(self._on_cell)
-            elif self._view == "lines":
-                self.figure.data[number].on_click(self._on_curve)
+        self.figure = self._show(self._middle, self._shown)
+        clicked = {"heatmap": self._on_cell, "lines": self._on_curve}.get(self._view)
+        for trace in self.figure.data if clicked else ():
+            trace.on_click(clicked)
         self._draw_loss()
 
     def _draw_loss(self) -> None:
         curves = self._curves()
         if not curves:
             return
-        figure = training_figure(curves, step=self._step, height=170, theme=self._shared["theme"])
+        figure = themed(training_figure(curves, step=self._step, height=170), self._theme)
         if self._loss_version == self._table.version:
             self.loss.layout.shapes = figure["layout"]["shapes"]
             return
         self._loss_version = self._table.version
-        self.loss = _show(self._upper, figure)
+        self.loss = self._show(self._upper, figure)
         self.loss.data[-1].on_click(self._on_curve)  # the trace that has every step
+
+    def _show(self, box: Any, figure: Figure) -> Any:
+        """Put a new widget of a figure into a box, and close the one that was there.
+
+        A widget that is updated would show its first state when the page is loaded again. Arrays
+        stay base 64: plotly would turn them into JSON, which has no NaN.
+        """
+        widget, old = go.FigureWidget(themed(figure, self._theme)), box.children
+        box.children = (widget,)
+        for each in old:
+            each.close()
+        return widget
 
     def _show_error(self, words: str) -> None:
         self._message.value = f'<span style="color:#b4231f">{html.escape(words)}</span>'
@@ -281,18 +278,16 @@ class Explorer:
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        if seconds <= 0:
-            return
+        if seconds > 0:
+            self._task = asyncio.get_running_loop().create_task(self._refresh_forever(seconds))
 
-        async def refresh_forever() -> None:
-            while True:
-                await asyncio.sleep(seconds)
-                self.refresh()
-
-        self._task = asyncio.get_running_loop().create_task(refresh_forever())
+    async def _refresh_forever(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            self.refresh()
 
 
-def _select(label: str, options: Sequence[str], values: Sequence[str], *, several: bool) -> Any:
+def _select(label: str, options: Sequence[str], values: Sequence[str], several: bool) -> Any:
     """Return a widget for one choice, or for several."""
     if several:
         return ipywidgets.SelectMultiple(options=options, value=tuple(values), description=label)
@@ -302,16 +297,3 @@ def _select(label: str, options: Sequence[str], values: Sequence[str], *, severa
 def _values(widget: Any) -> list[str]:
     """Return what is chosen in such a widget."""
     return list(widget.value) if isinstance(widget.value, tuple) else [widget.value]
-
-
-def _show(box: Any, figure: Figure) -> Any:
-    """Put a new widget of a figure into a box, and close the one that was there.
-
-    A widget that is updated would show its first state when the page is loaded again. Arrays stay
-    base 64: plotly would turn them into JSON, which has no NaN.
-    """
-    widget, old = go.FigureWidget(figure), box.children
-    box.children = (widget,)
-    for each in old:
-        each.close()
-    return widget

@@ -56,22 +56,18 @@ class HtmlReport:
         return "".join(parts.get(piece, piece) for piece in pieces)
 
 
-def header(verdict: str, css: str, origin: Iterable[tuple[str, str]], cards: str) -> str:
-    """Return the top of a page: the verdict, what it is about, and counts."""
+def header(
+    verdict: str, css: str, origin: Iterable[tuple[str, str]], counts: Iterable[tuple[str, int]]
+) -> str:
+    """Return the top of a page: the verdict, what it is about, and counts with their names."""
     lines = "".join(
         f'<span class="dim">{key}</span><span class="mono">{escape(text)}</span>'
         for key, text in origin
     )
+    cards = "".join(f"<div><dt>{name}</dt><dd>{count:,}</dd></div>" for name, count in counts)
     return (
         f'<header><div id="verdict" class="{css}">{verdict}</div>'
         f'<div id="sides">{lines}</div><dl id="counts">{cards}</dl></header>'
-    )
-
-
-def count_cards(counts: Iterable[tuple[str, int, str]]) -> str:
-    """Return cards of names, counts and style classes."""
-    return "".join(
-        f'<div class="{css}"><dt>{name}</dt><dd>{count:,}</dd></div>' for name, count, css in counts
     )
 
 

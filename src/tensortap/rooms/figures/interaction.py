@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +17,6 @@ import numpy as np
 
 from tensortap.core.arguments import checked
 from tensortap.core.errors import MissingExtra
-from tensortap.core.record import Record
 from tensortap.rooms.figures import plots
 from tensortap.rooms.figures.figures.exponents import Formats, format_names
 from tensortap.table.selection import Layers, choose_rank, choose_step
@@ -53,10 +50,9 @@ def interactive(
     """Show a figure with widgets for layers, kind, statistic, step and number format.
 
     `f` is ``viz.scalar_line``, ``viz.scalar_global_heatmap`` or ``viz.exp_hist``; the other
-    arguments are its own; several `tt` are facets. `train_stats` is a dict or a frame of curves
-    with a column ``steps``, a series, a pair of steps and losses, or a run, by default the training
-    statistics of the source; a click on a curve chooses the step. `follow` refreshes every so many
-    seconds, as the button ``refresh`` does once.
+    arguments are its own. `train_stats` is a dict, a frame, a series or a dataclass of curves with
+    ``steps``, or a run; by default the training statistics of the source. A click on a curve
+    chooses the step. `follow` refreshes every so many seconds, as the button ``refresh`` does once.
     """
     view = _VIEWS.get(getattr(f, "__name__", ""))
     if view is None:
@@ -71,8 +67,9 @@ def interactive(
         raise MissingExtra(
             "interactive figures need ipywidgets and anywidget: pip install 'tensortap[notebook]'"
         ) from None
-    prepare_colab()
     table, by_kind, metrics = plots.choose_facets(source, df, tt, layer, scalar_metric)
+    if view == "heatmap" and len(by_kind) * len(metrics) > 1:
+        raise ValueError("scalar_global_heatmap shows one kind of tensor and one statistic")
     table, rank = choose_rank(table, rank)
     few = None if layer is not None or view == "heatmap" else FEW
     names = dict.fromkeys(name for own in by_kind.values() for name in own[:few])
@@ -91,18 +88,11 @@ def interactive(
     return explorer
 
 
-def prepare_colab() -> None:
-    """Allow third-party widgets if this is Colab."""
-    if "google.colab" in sys.modules:
-        importlib.import_module("google.colab.output").enable_custom_widget_manager()
-
-
 def curves_of(stats: Any, table: Table) -> dict[str, tuple[Any, Any]]:
     """Return the curves of `train_stats`; without it, those of the table.
 
-    Accepts a dict or a frame with a column ``steps``, ``Step``, ``global_step`` or ``iteration``
-    (else the index counts), an object with such attributes, a series, a pair of steps and values,
-    values alone, or a run.
+    Accepts a dict, a frame, a series or a dataclass with ``steps``, ``step``, ``global_step`` or
+    ``iteration`` (of a frame the index counts without it), or a run.
 
     >>> curves_of({"steps": [0, 50], "loss": [2.0, 1.0]}, None)
     {'loss': (array([ 0, 50]), array([2., 1.]))}
@@ -111,17 +101,12 @@ def curves_of(stats: Any, table: Table) -> dict[str, tuple[Any, Any]]:
         return dict(table.metrics())
     if dataclasses.is_dataclass(stats) and not isinstance(stats, type) and _is_steps(vars(stats)):
         stats = {name: values for name, values in vars(stats).items() if values is not None}
-    if hasattr(stats, "columns") and hasattr(stats, "to_numpy"):
-        if stats.columns.nlevels > 1:
-            return dict(table_of(stats).metrics())  # a LogFrame
+    if hasattr(stats, "to_frame") and hasattr(stats, "name"):  # a series
+        stats = stats.to_frame(stats.name or "loss")
+    if hasattr(stats, "columns") and hasattr(stats, "to_numpy") and stats.columns.nlevels == 1:
         numbers = [name for name in stats.columns if stats[name].dtype.kind in "iuf"]
         columns = {str(name): stats[name].to_numpy() for name in numbers if name != "rank"}
         stats = columns if _is_steps(columns) else {"steps": stats.index.to_numpy(), **columns}
-    elif hasattr(stats, "index") and hasattr(stats, "to_numpy"):
-        stats = {"steps": stats.index.to_numpy(), str(stats.name or "loss"): stats.to_numpy()}
-    elif isinstance(stats, (list, tuple, np.ndarray)) and not _holds(stats, Record):
-        pair = len(stats) == 2 and all(np.ndim(each) == 1 for each in stats)
-        stats = {"steps": stats[0], "loss": stats[1]} if pair else {"loss": stats}
     if not isinstance(stats, Mapping):
         try:
             return dict(table_of(stats).metrics())
@@ -137,35 +122,27 @@ def curves_of(stats: Any, table: Table) -> dict[str, tuple[Any, Any]]:
     return curves
 
 
-_STEPS = ("steps", "step", "global_step", "iteration", "iterations")
-_FORMS = "a dict like {'steps': [0, 50], 'loss': [2.0, 1.0]}, a frame, a series, a pair, or a run"
+_FORMS = "a dict like {'steps': [0, 50], 'loss': [2.0, 1.0]}, a frame, a series, or a run"
 
 
 def _is_steps(names: Iterable[Any]) -> bool:
-    return any(str(name).lower() in _STEPS for name in names)
-
-
-def _holds(values: Any, cls: type) -> bool:
-    return len(values) > 0 and isinstance(values[0], cls)
+    known = ("steps", "step", "global_step", "iteration", "iterations")
+    return any(str(name).lower() in known for name in names)
 
 
 def _curve(name: str, steps: Any, values: Any) -> tuple[Any, Any]:
     """Return one curve by rising steps; raise if it is not numbers, or has other lengths."""
-    if isinstance(values, tuple) and len(values) == 2 and all(np.ndim(one) == 1 for one in values):
-        steps, values = values
     try:
         y = np.asarray(values, np.float64)
-        x = np.asarray(np.arange(y.size) if steps is None else steps)
     except (TypeError, ValueError):
         raise TypeError(f"train_stats: {name!r} must be numbers, got {values!r:.80}") from None
-    if x.dtype.kind not in "iuf":
+    x = np.asarray(np.arange(y.size) if steps is None else steps)
+    if x.dtype.kind not in "iuf" or (x % 1 != 0).any():
         raise TypeError(f"train_stats: steps must be whole numbers, got {steps!r:.80}")
     if y.ndim != 1 or x.shape != y.shape:
         raise ValueError(
             f"train_stats: {name!r} has the shape {y.shape} for steps of shape {x.shape}; each "
             "curve needs one number per step"
         )
-    if (x % 1 != 0).any():
-        raise ValueError(f"train_stats: steps must be whole numbers, got {x[x % 1 != 0][0]}")
     order = np.argsort(x, kind="stable")
     return x[order].astype(np.int64), y[order]

@@ -24,18 +24,19 @@ from tensortap.core.arguments import (
     check_positive,
     checked,
 )
-from tensortap.core.errors import MissingExtra, TensortapError
+from tensortap.core.errors import MissingExtra, NotFound, TensortapError
 from tensortap.core.record import Kind
 from tensortap.live.reader import LiveReader
 from tensortap.page.encoding import with_arrays
 from tensortap.rooms.figures.figures import (
     exponents_figure,
-    heatmaps_figure,
+    heatmap_figure,
     lines_figure,
     tensor_figure,
     training_figure,
 )
 from tensortap.rooms.figures.figures.exponents import Formats
+from tensortap.rooms.figures.figures.theme import themed
 from tensortap.table.columns import VALUE
 from tensortap.table.selection import (
     Layers,
@@ -68,9 +69,9 @@ def need_plotly() -> Any:
     return plotly.graph_objects
 
 
-def plotly_figure(figure: Figure) -> go.Figure:
-    """Return a figure dict as a plotly figure."""
-    return need_plotly().Figure(with_arrays(figure))
+def plotly_figure(figure: Figure, theme: str = "light") -> go.Figure:
+    """Return a figure dict as a plotly figure in the colors of a theme."""
+    return need_plotly().Figure(with_arrays(themed(figure, theme)))
 
 
 def source_table(source: Any, df: Any) -> Table:
@@ -109,8 +110,13 @@ def choose_facets(
     kinds = [choose_kind(table, each) for each in given]
     metrics = [] if metric is _UNSET else choose_metrics(table, metric)
     by_kind: dict[str, list[str]] = {}
-    for kind, key in kinds:  # two states of an optimizer are one kind
-        names = choose_layers(table, kind, layer, key)
+    for i, (kind, key) in enumerate(kinds, 1):  # two states of an optimizer are one kind
+        try:
+            names = choose_layers(table, kind, layer, key)
+        except NotFound:
+            if i == len(kinds) and not by_kind:
+                raise
+            continue  # another kind has the layers
         if metrics != [VALUE]:
             check_statistics(table, kind, names)
         by_kind[kind] = list(dict.fromkeys([*by_kind.get(kind, []), *names]))
@@ -148,19 +154,19 @@ def scalar_line(
         check_choice("panels", panels, ("metric", "name"))
     table, names, metrics = choose_facets(source, df, tt, layer, scalar_metric)
     table, rank = choose_rank(table, rank)
-    return plotly_figure(lines_figure(
+    figure = lines_figure(
         table, names=names, kind=next(iter(names)), metrics=metrics, log=log, step=step,
         rank=rank, scatter=kind == "scatter", col_wrap=col_wrap, panels=panels,
-        theme=theme,
-    ))  # fmt: skip
+    )  # fmt: skip
+    return plotly_figure(figure, theme)
 
 
 @checked
 def scalar_global_heatmap(
     source: Any = None,
     *,
-    tt: Tensors = None,
-    scalar_metric: str | Iterable[str] = "rm2",
+    tt: Kind | str | None = None,
+    scalar_metric: str = "rm2",
     inc: int = 1,
     layer: Layers = None,
     rank: int | str | None = None,
@@ -171,16 +177,16 @@ def scalar_global_heatmap(
 ) -> go.Figure:
     """Draw a statistic of all layers over all steps, `inc` steps per column.
 
-    NaN and Inf have their own colors, and alerts are marked. Several `tt` or statistics get one
-    panel each.
+    NaN and Inf have their own colors, and alerts are marked.
     """
     check_options(theme, inc=inc)
-    table, names, metrics = choose_facets(source, df, tt, layer, scalar_metric)
+    table, by_kind, (metric,) = choose_facets(source, df, tt, layer, scalar_metric)
     table, rank = choose_rank(table, rank)
-    return plotly_figure(heatmaps_figure(
-        table, names=names, metrics=metrics, inc=inc, rank=rank, step=step,
-        log=log, theme=theme,
-    ))  # fmt: skip
+    ((kind, layers),) = by_kind.items()
+    figure = heatmap_figure(
+        table, kind=kind, names=layers, metric=metric, inc=inc, rank=rank, step=step, log=log
+    )
+    return plotly_figure(figure, theme)
 
 
 @checked
@@ -210,11 +216,12 @@ def exp_hist(
     table, names, _ = choose_facets(source, df, tt, layer)
     table, rank = choose_rank(table, rank)
     first = next(iter(names))
-    return plotly_figure(exponents_figure(
+    figure = exponents_figure(
         table, name=names, kind=first, step=choose_step(table, first, names[first], step),
-        rank=rank, dtype_annotation=dtype_annotation, shape=kind, over=over,
-        log=log, col_wrap=col_wrap, theme=theme,
-    ))  # fmt: skip
+        rank=rank, dtype_annotation=dtype_annotation, shape=kind, over=over, log=log,
+        col_wrap=col_wrap,
+    )  # fmt: skip
+    return plotly_figure(figure, theme)
 
 
 @checked
@@ -230,10 +237,8 @@ def training(
     """Draw the training statistics, those of ``tracker.step(loss=…)``, over the steps."""
     check_options(theme)
     table, rank = choose_rank(source_table(source, df), rank)
-    return plotly_figure(training_figure(
-        table, names=scalar_metric, rank=rank, step=step, height=260,
-        theme=theme,
-    ))  # fmt: skip
+    figure = training_figure(table, names=scalar_metric, rank=rank, step=step, height=260)
+    return plotly_figure(figure, theme)
 
 
 @checked
@@ -257,7 +262,7 @@ def tensor(
         except ValueError as error:
             raise TypeError(f"not a tensor: {error}") from None
     matrix, label = matrix_at(array, index)
-    return plotly_figure(tensor_figure(matrix, title=title or label, theme=theme))
+    return plotly_figure(tensor_figure(matrix, title=title or label), theme)
 
 
 @checked

@@ -1,4 +1,4 @@
-"""Tensors as real numbers to draw: converted, sliced, shrunk, counted, and scaled to a range."""
+"""Tensors as real numbers to draw: converted, sliced, shrunk, counted, scaled, subtracted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from tensortap.stats.conversion import as_real, complex_part
 
 Range = tuple[float, float]
-_CHUNK = 1 << 20
 
 
 def reals(array: NDArray[Any]) -> NDArray[Any]:
@@ -52,7 +51,21 @@ def matrix_at(array: NDArray[Any], index: Sequence[int] | None = None) -> tuple[
         raise ValueError(f"no {list(at)} in a tensor of shape {list(array.shape)}") from None
 
 
-def shrink(matrix: NDArray[Any], rows: int, columns: int, middle: float) -> NDArray[Any]:
+def edges(size: int, parts: int) -> NDArray[np.int64]:
+    """Return where parts of an axis begin and the last one ends.
+
+    >>> edges(10, 4).tolist()
+    [0, 2, 5, 7, 10]
+    """
+    return size * np.arange(parts + 1) // parts
+
+
+def shrink(
+    matrix: NDArray[Any],
+    rows: int,
+    columns: int,
+    middle: float,
+) -> NDArray[Any]:
     """Reduce a matrix to at most so many blocks, each with its value farthest from `middle`.
 
     NaN wins over everything, and infinities over finite values.
@@ -62,16 +75,19 @@ def shrink(matrix: NDArray[Any], rows: int, columns: int, middle: float) -> NDAr
     """
     height, width = matrix.shape
     rows, columns = min(rows, height), min(columns, width)
+
+    def real(part: slice) -> NDArray[Any]:
+        return reals(matrix[part])
+
     if (rows, columns) == (height, width):
-        return reals(matrix)
-    down = [height * i // rows for i in range(rows + 1)]
-    across = np.array([width * i // columns for i in range(columns)])
-    kind = reals(matrix[:1]).dtype
+        return real(slice(None))
+    down, across = edges(height, rows), edges(width, columns)[:-1]
+    kind = real(slice(1)).dtype
     high, low = np.empty((rows, columns), kind), np.empty((rows, columns), kind)
     with np.errstate(invalid="ignore"):
         for row in range(rows):
             # one band at a time stays in the cache
-            band = reals(matrix[down[row] : down[row + 1]])
+            band = real(slice(down[row], down[row + 1]))
             np.maximum.reduceat(np.maximum.reduce(band, axis=0), across, out=high[row])
             np.minimum.reduceat(np.minimum.reduce(band, axis=0), across, out=low[row])
         return np.where(middle - low > high - middle, low, high)
@@ -113,8 +129,8 @@ def counts_of(array: NDArray[Any], limits: Range, bins: int) -> NDArray[np.int64
     counts = np.zeros(bins, np.int64)
     flat = array.reshape(-1)
     with np.errstate(all="ignore"):
-        for start in range(0, flat.size, _CHUNK):
-            values = reals(flat[start : start + _CHUNK])
+        for start in range(0, flat.size, 1 << 20):  # a bounded amount of memory
+            values = reals(flat[start : start + (1 << 20)])
             values = values[(values >= low) & (values <= high)]
             where = (shares_of(values, limits) * bins).astype(np.int64)
             counts += np.bincount(np.minimum(where, bins - 1), minlength=bins)

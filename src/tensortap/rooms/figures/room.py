@@ -6,6 +6,7 @@ from tensortap.rooms import Room, Tab
 
 ROOM = Room(
     name="figures",
+    needs=("formats", "logframe"),
     commands={"report": "tensortap.rooms.figures.command:report"},
     tabs=(
         Tab("overview.js", 10),
@@ -15,7 +16,6 @@ ROOM = Room(
     ),
     routes="tensortap.rooms.figures.routes:ROUTES",
     offers={
-        "logframe rows": "tensortap.rooms.figures.logframe:FrameSource",
         "page.curves": "tensortap.rooms.figures.figures.training:training_curves",
         "terminal picture": "tensortap.rooms.figures.terminal:heatmap",
     },

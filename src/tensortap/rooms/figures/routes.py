@@ -17,7 +17,7 @@ from tensortap.rooms.figures.figures import (
     sparkline,
     training_figure,
 )
-from tensortap.rooms.figures.figures.theme import message_figure
+from tensortap.rooms.figures.figures.theme import message_figure, themed
 from tensortap.table.selection import choose_rank
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def training(request: PageRequest) -> dict[str, Any]:
     table, rank = request.entry.table(), None  # curves need no whole tensors
     if request.text("rank") not in ("", "all"):
         table, rank = table_and_rank(request)
-    return training_figure(table, rank=rank, height=104, theme=request.theme)
+    return themed(training_figure(table, rank=rank, height=104), request.theme)
 
 
 def sparklines(request: PageRequest) -> dict[str, Any]:
@@ -63,11 +63,12 @@ def overview(request: PageRequest) -> dict[str, Any]:
     names = table.layers(kind)
     if not names:
         message = f"no {kind} in this run" if len(table) else "nothing has been captured yet"
-        return message_figure(message, theme=request.theme)
-    return heatmap_figure(
+        return themed(message_figure(message), request.theme)
+    figure = heatmap_figure(
         table, kind=kind, metric=request.text("metric", DEFAULT_STATISTIC),
-        names=searched(request, names), rank=rank, theme=request.theme,
+        names=searched(request, names), rank=rank,
     )  # fmt: skip
+    return themed(figure, request.theme)
 
 
 def searched(request: PageRequest, names: list[str]) -> list[str] | None:
@@ -83,13 +84,14 @@ def lines(request: PageRequest) -> dict[str, Any]:
     """Return the figure of statistics of names over steps."""
     table, rank = table_and_rank(request)
     statistics = [name for name in request.texts("stat") if table.has(name)]
-    return lines_figure(
+    figure = lines_figure(
         table, names=request.texts("name")[:_MAX_LINES], kind=kind_of(request),
         metrics=statistics or [DEFAULT_STATISTIC], rank=rank,
         log={"log": True, "linear": False}.get(request.text("scale")),
         panels={"name": "name", "stat": "metric"}.get(request.text("by")),
-        width_px=request.integer("width") or 900, theme=request.theme,
+        width_px=request.integer("width") or 900,
     )  # fmt: skip
+    return themed(figure, request.theme)
 
 
 def exponents(request: PageRequest) -> dict[str, Any]:
@@ -102,9 +104,9 @@ def exponents(request: PageRequest) -> dict[str, Any]:
     figure = exponents_figure(
         table, name=names if len(names) > 1 and over is None else names[0], kind=kind, step=step,
         rank=rank, dtype_annotation=request.text("dtype") or None, over=over,
-        log=request.text("scale") == "log", theme=request.theme,
+        log=request.text("scale") == "log",
     )  # fmt: skip
-    return {**figure, "step": step}
+    return {**themed(figure, request.theme), "step": step}
 
 
 def table_and_rank(request: PageRequest) -> tuple[Table, int | None]:
@@ -138,5 +140,5 @@ ROUTES = (
     PageRoute("lines", lines),
     PageRoute("exponents", exponents),
     PageRoute("tensor", tensors.tensor),
-    PageRoute("tensor.npy", tensors.download, raw=True),
+    PageRoute("tensor.npy", tensors.download, cached=False),
 )

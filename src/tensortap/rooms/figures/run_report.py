@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tensortap.api.run_alerts import run_alerts
 from tensortap.core.arguments import check_path, checked
 from tensortap.core.files import CorruptFile, read_small
 from tensortap.core.record import Kind
 from tensortap.core.rooms import offers
-from tensortap.page.encoding import share
 from tensortap.rooms.figures.figures import (
     exponents_figure,
     heatmap_figure,
@@ -21,7 +21,6 @@ from tensortap.rooms.figures.figures import (
 )
 from tensortap.rooms.figures.html_file import (
     HtmlReport,
-    count_cards,
     details,
     escape,
     header,
@@ -29,17 +28,13 @@ from tensortap.rooms.figures.html_file import (
     section,
     write_html_file,
 )
-from tensortap.rooms.figures.notable import (
-    FORMATS,
-    largest_losses,
-    last_finite_step,
-    notable_layers,
-)
 from tensortap.runs.layout import read_json
 from tensortap.runs.run_reader import RunReader
-from tensortap.table.table import table_of
+from tensortap.table.table import Table, table_of
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from tensortap.alerts import Alert
 
 Section = tuple[int, str]
@@ -49,12 +44,8 @@ Section = tuple[int, str]
 _MAX_ALERTS = 200
 _MAX_DROPPED = 50
 _MAX_PATCH = 200_000  # characters
-_MAX_PATCHES = 20
-_LARGEST_PATCH = 64 << 20  # bytes
 _MAX_LAYERS = 6
-_MAX_CHANGES = 50
-_ROWS, _COLUMNS = 200, 320  # cells of an overview
-_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_FORMAT = "float8_e4m3fn"  # whose losses are shown
 
 
 @checked
@@ -62,7 +53,7 @@ def report(source: Any, path: str | Path) -> Path:
     """Write a report of a run, a live session, a tracker or a LogFrame into one HTML file.
 
     It shows training statistics, all layers over all steps, lines and exponents of the most
-    notable layers, losses in low precision, alerts, dropped records, and provenance.
+    notable layers, alerts, dropped records, and provenance.
     """
     check_path("path", path)
     return write_html_file(path, report_html(source))
@@ -110,7 +101,6 @@ class RunReport(HtmlReport):
         yield 50, self._overview()
         if self.kinds:
             yield 60, self._notable()
-        yield 80, self._losses()
         if self.run is not None:
             yield 100, self._dropped(self.run)
             yield 110, self._provenance(self.run)
@@ -121,21 +111,20 @@ class RunReport(HtmlReport):
         table = self.table
         bad = sum(int((table.nonfinite(table.rows(kind=k)) > 0).sum()) for k in self.kinds)
         counts = [
-            ("records", len(table), ""),
-            ("steps", sum(step >= 0 for step in table.steps()), ""),
-            ("names", len(table.names), ""),
-            ("ranks", len(table.ranks()), ""),
-            ("alerts", len(self.alerts), "bad" if self.alerts else ""),
-            ("tensors with NaN or Inf", bad, "bad" if bad else ""),
+            ("records", len(table)),
+            ("steps", sum(step >= 0 for step in table.steps())),
+            ("names", len(table.names)),
+            ("ranks", len(table.ranks())),
+            ("alerts", len(self.alerts)),
+            ("tensors with NaN or Inf", bad),
+            ("dropped records", len(self.dropped)),
         ]
-        if self.dropped:
-            counts.append(("dropped records", len(self.dropped), "warn"))
         css, verdict = "agree", "No alerts"
         if not len(table):
             css, verdict = "", "Empty run"
         elif self.alerts or bad:
             css, verdict = "differ", _plural(len(self.alerts), "alert") or "NaN or Inf"
-        return header(verdict, css, self._origin(), count_cards(counts))
+        return header(verdict, css, self._origin(), counts)
 
     def _origin(self) -> Iterator[tuple[str, str]]:
         """Yield what the report is about: labels and texts."""
@@ -143,7 +132,7 @@ class RunReport(HtmlReport):
             yield "source", "a live session, a tracker or a LogFrame"
             return
         yield "run", str(self.run.where)
-        command = _value_at(self._json("runtime_info.json"), "command", "full_command")
+        command = value_at(self._json("runtime_info.json"), "command", "full_command")
         if command:
             yield "command", str(command)
         info = self.run.info
@@ -158,11 +147,10 @@ class RunReport(HtmlReport):
 
     def _first_alert(self, alert: Alert) -> str:
         rank = f" · rank {alert.rank}" if len(self.table.ranks()) > 1 else ""
-        origin = f'<div class="why">from {escape(alert.origin)}</div>' if alert.origin else ""
         return (
             f'<section id="first"><h2>First alert</h2><div class="name">{escape(alert.name)}</div>'
             f'<div class="dim">{alert.kind.value} · step {alert.step:,}{rank}</div>'
-            f"<p>{escape(alert.message)}</p>{origin}</section>"
+            f"<p>{escape(_alert_text(alert))}</p></section>"
         )
 
     def _training(self) -> str:
@@ -177,10 +165,7 @@ class RunReport(HtmlReport):
         metric = "rm2" if self.table.has("rm2") else self.table.statistics()[0]
         tabs = {}
         for kind in self.kinds:
-            figure = heatmap_figure(
-                self.table, kind=kind, metric=metric, alerts=self.alerts, rows=_ROWS,
-                columns=_COLUMNS,
-            )  # fmt: skip
+            figure = heatmap_figure(self.table, kind=kind, metric=metric, alerts=self.alerts)
             tabs[kind] = self.figure(figure, f"{metric} of {kind} by layer and step")
         note = (
             f"{metric} of every layer at every step. NaN and Inf have their own colors. "
@@ -202,34 +187,14 @@ class RunReport(HtmlReport):
             step = last_finite_step(self.table, kind, names, self.first_alert)
             if step is not None:
                 bars = exponents_figure(
-                    self.table, name=names, kind=kind, step=step, dtype_annotation=FORMATS[0]
+                    self.table, name=names, kind=kind, step=step, dtype_annotation=_FORMAT
                 )
-                title = f"Exponents at step {step:,}, and losses in {FORMATS[0]}"
+                title = f"Exponents at step {step:,}, and losses in {_FORMAT}"
                 tabs[kind] += f"<h3>{title}</h3>" + self.figure(bars, title)
         note = "Layers with alerts come first, then the layers that changed most."
         return section("Most notable layers", _tabs(tabs), note)
 
     # -- tables --------------------------------------------------------------------------
-
-    def _losses(self) -> str:
-        rows = []
-        for tensor in largest_losses(self.table):
-            first = tensor.losses[FORMATS[0]]
-            lost = [_loss_text(tensor.losses[dtype]) for dtype in FORMATS]
-            scale = f"2{str(int(first['shift'])).translate(_SUPERSCRIPT)}"
-            rows.append(
-                [tensor.name, tensor.kind, f"{tensor.step:,}", *lost, scale, share(first["scaled"])]
-            )
-        if not rows:
-            return ""
-        heads = ["tensor", "kind", "step", *FORMATS, f"best scale for {FORMATS[0]}", "loss then"]
-        note = (
-            "Shares of the nonzero finite values that underflow (↓) or overflow (↑), at the last "
-            "step at which the tensor was finite."
-        )
-        return section(
-            "Losses in low precision", html_table(rows, heads, numbers=range(2, 8)), note
-        )
 
     def _alerts(self) -> str:
         rows = [
@@ -259,48 +224,35 @@ class RunReport(HtmlReport):
         git = self._json("git_info.json")
         if not (runtime or packages or git):
             return section("Provenance", "<p>This run has no provenance. tap.init() writes it.</p>")
-        project = _value_at(git, "project_git_info")
-        host = _value_at(runtime, "host")
+        host = value_at(runtime, "host")
         if isinstance(host, dict):
             host = ", ".join(f"{key} {text}" for key, text in host.items() if text)
         facts = {
-            "command": _value_at(runtime, "command", "full_command"),
-            "folder": _value_at(runtime, "working_directory")
-            or _value_at(runtime, "command", "cwd"),
+            "command": value_at(runtime, "command", "full_command"),
+            "folder": value_at(runtime, "working_directory"),
             "host": host,
-            "Python": _value_at(packages, "python_version"),
-            "platform": _value_at(packages, "platform"),
-            "commit": _value_at(project, "commit_id"),
-            "branch": _value_at(project, "branch"),
-            "state": _value_at(project, "status"),
+            "Python": packages.get("python_version"),
+            "platform": packages.get("platform"),
+            "commit": value_at(git, "project_git_info", "commit_id"),
+            "branch": value_at(git, "project_git_info", "branch"),
+            "state": value_at(git, "project_git_info", "status"),
             "world size": run.info.world_size,
         }
         content = html_table([key, text] for key, text in facts.items() if text)
-        changes = "".join(_changes(run, git.get("runtime_modifications")))
-        content += f"<h3>Changes</h3>{changes}" if changes else ""
-        versions = packages.get("all_packages")
-        if isinstance(versions, dict) and versions:
-            table = html_table(versions.items(), ["package", "version"])
-            content += details(_plural(len(versions), "package"), table)
+        patch = read_patch(run.path)
+        if patch:
+            files = sum(line.startswith("diff --git") for line in patch.splitlines())
+            text = f'<pre class="patch">{escape(patch, _MAX_PATCH)}</pre>'
+            content += details(f"project.patch: {_plural(files, 'changed file')}", text)
+        for title, found in (
+            ("Functions replaced at run time", git.get("runtime_modifications")),
+            ("Packages", packages.get("all_packages")),
+        ):
+            if isinstance(found, dict) and found:
+                rows = ([name, str(text)[:300]] for name, text in found.items())
+                content += details(f"{title}: {len(found):,}", html_table(rows))
         content += f"<h3>Run it again</h3><pre>tensortap reproduce {escape(run.where)}</pre>"
         return section("Provenance", content)
-
-
-def _changes(run: RunReader, replaced: Any) -> Iterator[str]:
-    """Yield the patches of the repository, and the functions that were replaced at run time."""
-    for path in sorted(run.path.glob("*.patch"))[:_MAX_PATCHES]:
-        try:
-            patch = read_small(run.path, path.name, _LARGEST_PATCH).decode("utf-8", "replace")
-        except (OSError, CorruptFile):
-            continue
-        files = sum(line.startswith("diff --git") for line in patch.splitlines())
-        text = f'<pre class="patch">{escape(patch, _MAX_PATCH)}</pre>'
-        yield details(f"{path.name}: {_plural(files, 'changed file')}", text)
-    if isinstance(replaced, dict) and replaced:
-        rows = [
-            [name, json.dumps(how)[:300]] for name, how in list(replaced.items())[:_MAX_CHANGES]
-        ]
-        yield details("Functions replaced at run time", html_table(rows))
 
 
 def _tabs(tabs: dict[str, str]) -> str:
@@ -327,11 +279,6 @@ def _plural(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}" if count else ""
 
 
-def _loss_text(losses: dict[str, float]) -> str:
-    both = (("↓", losses["underflow"]), ("↑", losses["overflow"]))
-    return "  ".join(f"{arrow} {share(part)}" for arrow, part in both if part) or "none"
-
-
 def _alert_text(alert: Alert) -> str:
     text = alert.message
     if alert.origin and alert.origin != alert.module:
@@ -339,11 +286,57 @@ def _alert_text(alert: Alert) -> str:
     return f"{text}; {alert.again:,} more times" if alert.again else text
 
 
-def _value_at(content: Any, *keys: str) -> Any:
+def value_at(content: Any, *keys: str) -> Any:
+    """Return what nested dicts hold under some keys; None if there is nothing."""
     for key in keys:
         content = content.get(key) if isinstance(content, dict) else None
     return content
 
 
+def read_patch(run: Path) -> str:
+    """Return the uncommitted changes that a run stored, at most 64 MiB."""
+    try:
+        return read_small(run, "project.patch", 64 << 20).decode("utf-8", "replace")
+    except (OSError, CorruptFile):
+        return ""
+
+
 def _time(text: str) -> str:
     return text[:19].replace("T", " ")
+
+
+def notable_layers(table: Table, kind: str, alerts: Sequence[Alert], most: int) -> list[str]:
+    """Return the layers with alerts, then those with NaN or Inf, then those that changed most."""
+    first_alert: dict[str, int] = {}
+    for number, alert in enumerate(alerts):
+        if alert.kind.value == kind:
+            first_alert.setdefault(alert.name, number)
+    sizes = table.column("rm2") if table.has("rm2") else np.full(len(table), np.nan)
+    ranked = []
+    for position, name in enumerate(table.layers(kind)):
+        rows = table.series(kind, name)
+        finite = not table.nonfinite(rows).any()
+        key = first_alert.get(name, len(alerts)), finite, -_decades(sizes[rows])
+        ranked.append((key, position, name))
+    chosen = sorted(ranked)[:most]
+    return [name for _, _, name in sorted(chosen, key=lambda layer: layer[1])]
+
+
+def _decades(values: NDArray[np.float64]) -> float:
+    """Return how many powers of ten lie between the smallest and the largest value."""
+    good = values[np.isfinite(values) & (values > 0)]
+    return float(np.log10(good.max() / good.min())) if len(good) else 0.0
+
+
+def last_finite_step(
+    table: Table, kind: str, names: Sequence[str], before: int | None
+) -> int | None:
+    """Return the last step at which all of these layers are finite, if possible up to `before`."""
+    each: list[set[int]] = []
+    for name in names:
+        rows = table.series(kind, name)
+        each.append(set(table.step[rows[table.nonfinite(rows) == 0]].tolist()))
+    steps = sorted(set.intersection(*each)) if each else []
+    early = [step for step in steps if before is not None and step <= before]
+    found = early or steps
+    return found[-1] if found else None

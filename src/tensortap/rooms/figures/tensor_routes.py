@@ -16,21 +16,21 @@ from starlette.responses import FileResponse, Response
 from tensortap.core.errors import NotFound
 from tensortap.core.record import Kind, Record, Summary
 from tensortap.core.values import leaves
-from tensortap.page.catalog_entries import CatalogEntry
+from tensortap.page.catalog import CatalogEntry
 from tensortap.page.responses import PageRequest
 from tensortap.rooms.figures.figures import histogram_figure, tensor_figure
+from tensortap.rooms.figures.figures.theme import themed
 from tensortap.runs.folders import file_name
 from tensortap.runs.object_files import format_of, load_file, open_array
 from tensortap.runs.reader import Reader, find_all, value_of
 from tensortap.runs.rows import STATISTICS
 from tensortap.runs.run_reader import RunReader
 from tensortap.stats import summarize_array
-from tensortap.stats.conversion import as_real, is_number
+from tensortap.stats.conversion import is_number
 from tensortap.values.snapshot import borrow
 from tensortap.values.view import array_of
 
 _MAX_TENSORS = 200  # of one value
-_MAX_CELLS = 320  # per side
 _MAX_HISTOGRAM = 1 << 24  # elements
 
 
@@ -39,7 +39,6 @@ class CapturedTensors(NamedTuple):
 
     entry: CatalogEntry
     record: Record
-    newer: int  # captures of its name, step, rank and kind
     tensors: dict[str, Any]  # arrays, or files of them
 
     def path(self, wanted: str) -> str:
@@ -65,29 +64,16 @@ def tensor(request: PageRequest) -> dict[str, Any]:
         "name": record.name, "kind": record.kind.value, "step": record.step, "rank": record.rank,
         "call": record.call, "dtype": str(array.dtype), "shape": list(array.shape), "leaf": path,
         "leaves": list(found.tensors), "axes": [spec.rows, spec.columns], "at": list(spec.at),
-        "nbytes": int(array.nbytes), "python": python_code(found, path, spec),
+        "nbytes": int(array.nbytes),
         "download": request.context.access.signed(
             "/api/tensor.npy", run=found.entry.id, name=record.name, kind=record.kind.value,
             step=record.step, rank=record.rank, call=record.call, leaf=path,
         ),
     }  # fmt: skip
     if not array.size:
-        message = f"This tensor has no elements: its shape is {list(array.shape)}."
-        return {**answer, "empty": message}
+        return answer | {"empty": f"This tensor has no elements: its shape is {list(array.shape)}."}
     values = take_slice(array, spec)
-    other = _subtrahend(request, found)
-    if other is not None:
-        other_path = other.path(path)
-        subtrahend = other.tensors[other_path]
-        if subtrahend.shape != array.shape:
-            shapes = f"{list(array.shape)} and {list(subtrahend.shape)}"
-            raise NotFound(f"no difference: the shapes are {shapes}")
-        values = difference(values, take_slice(subtrahend, spec))
-        title = "" if other.entry is found.entry else f"{other.entry.title}, "
-        answer["minus"] = f"{title}step {other.record.step:,}, rank {other.record.rank}"
-        code = python_code(other, other_path, spec, "y").splitlines()[2:]
-        answer["python"] = "\n".join([answer["python"], *code, "x - y"])
-    elif array.ndim > 2 and record.stats is not None:
+    if array.ndim > 2 and record.stats is not None:
         answer["all_statistics"] = _statistics(record.stats)
     return answer | _drawn(request, values, spec)
 
@@ -107,13 +93,12 @@ def _drawn(request: PageRequest, values: NDArray[Any], spec: SliceSpec) -> dict[
         "region": list(region),
         "whole": list(values.shape),
         "statistics": _statistics(summary),
-        "figure": tensor_figure(
-            part[0] if spec.rows < 0 else part, origin=(top, left), axes=(axes[0], axes[1]),
-            rows=_MAX_CELLS, columns=_MAX_CELLS, limit=limit, theme=request.theme,
-        ),
-    }  # fmt: skip
+    }
+    row = part[0] if spec.rows < 0 else part
+    figure = tensor_figure(row, origin=(top, left), axes=(axes[0], axes[1]), limit=limit)
+    drawn["figure"] = themed(figure, request.theme)
     if values.size <= _MAX_HISTOGRAM:
-        drawn["histogram"] = histogram_figure(values, theme=request.theme)
+        drawn["histogram"] = themed(histogram_figure(values), request.theme)
     return drawn
 
 
@@ -158,28 +143,6 @@ def _requested(request: PageRequest) -> CapturedTensors:
     return find_tensors(request.entry, request.text("name"), request.kind, step, rank, call)
 
 
-def _subtrahend(request: PageRequest, found: CapturedTensors) -> CapturedTensors | None:
-    """Return what is subtracted from a tensor: the same one at another step, rank or run."""
-    record, minus = found.record, request.text("minus")
-    if minus not in ("step", "rank", "run"):
-        return None
-    entry, step, rank = found.entry, record.step, record.rank
-    if minus == "step":
-        other = request.integer("otherstep")
-        step = step - 1 if other is None else other
-    elif minus == "rank":
-        other = request.integer("otherrank")
-        rank = int(not rank) if other is None else other
-    elif request.other is None:
-        raise NotFound("choose the other run")
-    else:
-        entry = request.other
-    subtrahend = find_tensors(entry, record.name, record.kind, step, rank, record.call)
-    if minus == "rank" and subtrahend.record.rank != rank:
-        raise NotFound(f"rank {rank} has no {record.name!r}")
-    return subtrahend
-
-
 def find_tensors(
     entry: CatalogEntry,
     name: str,
@@ -204,8 +167,7 @@ def find_tensors(
     record = reader.load(head)
     tensors = _tensors_of(reader, record)
     if tensors:
-        newer = len(records) - 1 - records.index(head)
-        return CapturedTensors(entry, record, newer, tensors)
+        return CapturedTensors(entry, record, tensors)
     if record.stats is not None and record.value is None:
         raise NotFound(
             f"Only statistics of {record.name} ({record.kind.value}) were kept. To keep tensors: "
@@ -258,28 +220,3 @@ def take_slice(array: NDArray[Any], spec: SliceSpec) -> NDArray[Any]:
     drawn = (spec.rows, spec.columns)
     part = array[tuple(slice(None) if i in drawn else at for i, at in enumerate(spec.at))]
     return part if spec.rows < spec.columns else part.T
-
-
-def difference(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """Return ``a - b`` in float64; 0 where both are NaN, or the same infinity."""
-    x, y = as_real(a), as_real(b)
-    with np.errstate(invalid="ignore", over="ignore"):
-        result: NDArray[Any] = np.asarray(x - y)
-    result[(x == y) | (np.isnan(x) & np.isnan(y))] = 0.0
-    return result
-
-
-def python_code(found: CapturedTensors, path: str, spec: SliceSpec, variable: str = "x") -> str:
-    """Return Python code that gives the same slice."""
-    record = found.record
-    newer = f"{found.newer}, " if found.newer else ""
-    place = f"{newer}step={record.step}, rank={record.rank}, kind={record.kind.value!r}"
-    lines = [
-        "import tensortap as tap", "", f"run = tap.open({found.entry.where!r})",
-        f"{variable} = run.get({record.name!r}, {place}){path}",
-    ]  # fmt: skip
-    drawn = (spec.rows, spec.columns)
-    index = ", ".join(":" if i in drawn else str(at) for i, at in enumerate(spec.at))
-    part = f"[{index}]" if found.tensors[path].ndim > 2 else ""
-    part += ".T" if spec.rows > spec.columns >= 0 else ""
-    return "\n".join([*lines, f"{variable}{part}"] if part else lines)

@@ -3,74 +3,102 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import logging
 import runpy
 import sys
-import traceback
+import threading
 from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tensortap.capture.pipeline import pipeline
-from tensortap.rooms.track.track import Tracker, track
-from tensortap.rooms.track.tracked_models import is_tracking
 from tensortap.runs.init import finish, init, opened
+
+if TYPE_CHECKING:
+    from tensortap.rooms.health.torch.finding import TrainedModels
+
+log = logging.getLogger("tensortap")
 
 
 def run_program(
     words: Sequence[str], *, module: bool, folder: str | Path, options: dict[str, Any]
-) -> tuple[Path, int, int]:
-    """Run a program as Python would, into a run; return its folder, exit code, and models.
+) -> tuple[Path, int, TrainedModels | None]:
+    """Run a program as Python would, into a run; return its folder, exit code, and its models.
 
     `module` is as ``python -m``. `options` are those of `track`. Models are those that torch
-    optimizers train, as soon as the program calls them. A program that tracks by itself is left
-    alone.
+    optimizers train; None if the program did not import torch. A program that tracks by itself is
+    left alone.
     """
     path = init(folder)
-    trackers: list[Tracker] = []
+    found: list[TrainedModels] = []
 
-    def begin(model: Any, optimizers: Sequence[Any]) -> Callable[[], None]:
-        if is_tracking() and not trackers:
-            return lambda: None
-        tracker = track(model, list(optimizers), **options)
-        tracker.__enter__()
-        trackers.append(tracker)
-        return tracker.step
+    def begin() -> None:
+        from tensortap.rooms.health.torch.finding import TrainedModels
 
-    def fault(error: Exception) -> None:
-        pipeline.fault("tensortap run", error, "does not track a model as it should")
+        found.append(TrainedModels(options))
+        found[0].attach()
 
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(ImportError):  # there is no torch
-            from tensortap.rooms.health.torch.trained_models import TrainedModels
-
-            stack.enter_context(TrainedModels(begin, fault))
+    if "torch" in sys.modules:
+        begin()
+    else:
+        sys.meta_path.insert(0, _AfterImport("torch", begin))
+    try:
         code = _execute(words, module)
-    for tracker in trackers:
-        tracker.__exit__(None, None, None)
-    if opened() is not None:
-        finish()
-    return path, code, len(trackers)
+    finally:
+        sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, _AfterImport)]
+    try:
+        for models in found:
+            models.detach()
+        if opened() is not None:
+            finish()
+    except Exception:
+        log.exception("tensortap: the run %s is not complete", path)
+    return path, code, found[0] if found else None
+
+
+class _AfterImport:
+    """Calls a function when a module has been imported: the program may prepare for the import."""
+
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
+        self._name, self._then = name, then
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                load(module)
+                self._then()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
 def _execute(words: Sequence[str], module: bool) -> int:
-    """Run a script or a module with its arguments; return its exit code."""
+    """Run a script or a module with its arguments, as Python does; return its exit code."""
     program = words[0]
     sys.argv = list(words)
     sys.path.insert(0, "" if module else str(Path(program).resolve().parent))
+    code = 0
     try:
         if module:
             runpy.run_module(program, run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(program, run_name="__main__")
     except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         if ended.code is not None and not isinstance(ended.code, int):
-            sys.stderr.write(f"{ended.code}\n")
-        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except KeyboardInterrupt:
-        return 130
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    finally:
-        del sys.path[0]
-    return 0
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr may be closed
+                sys.stderr.write(f"{ended.code}\n")
+    except BaseException as error:
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
+        sys.excepthook(type(error), error, error.__traceback__)
+    for thread in threading.enumerate():  # they may train
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
+    return code

@@ -1,27 +1,148 @@
-"""The health of a run, for a terminal, a report and the page."""
+"""The health of a run: one row per rule, worst first, for a terminal, a report and the page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+import collections
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rich.text import Text
 
+from tensortap import alerts as all_rules
+from tensortap.alerts import Alert, default_rules
+from tensortap.alerts.alert import HINT, WHY
+from tensortap.alerts.rules import ACTIVE_RULES
+from tensortap.api.run_alerts import alert_finders, rule_alerts, run_alerts
 from tensortap.core.files import plain
 from tensortap.core.record import Kind
 from tensortap.rooms.figures.figures import sparkline
-from tensortap.rooms.figures.html_file import details, escape, section
-from tensortap.rooms.health.rule_health import RuleHealth, State, health_of
+from tensortap.rooms.figures.html_file import escape, section
 from tensortap.table.table import Table, locked
 from tensortap.text.tensors import number
 
 if TYPE_CHECKING:
     from tensortap.rooms.figures.run_report import RunReport, Section
 
-_MAX_QUANTITIES = 400  # in a report
+State = Literal["problem", "hint", "fine", "unknown"]
 _STYLES: dict[State, str] = {"problem": "red", "hint": "yellow", "fine": "green", "unknown": "dim"}
+"""The states, worst first, and their colors in a terminal."""
+_WORDS: dict[State, str] = {
+    "problem": "found a problem", "hint": "gave a hint", "fine": "found nothing",
+    "unknown": "not active",
+}  # fmt: skip
 _OTHERS: tuple[tuple[State, str], ...] = (("fine", "fine"), ("unknown", "not active"))
-_WIDTH, _HEIGHT = 96, 24  # of small lines
+_LIMITS = ("unseen", "remark")  # about what is observed, not about the training
+
+REMEDIES = {
+    "nan": "See the module it began in; tap.blackbox(step, model, optimizer) names the operation.",
+    "inf": "See the module it began in; lower the learning rate, or scale the loss in float16.",
+    "exploding": "Clip gradients, lower the learning rate, check the batch.",
+    "vanishing": "Look for saturated or dead layers behind it, and for underflow in 16 bits.",
+    "dead": "Lower the learning rate, or use a leaky activation.",
+    "saturated": "Use bfloat16, or scale the tensor.",
+    "constant": "Check its input and its initialization.",
+    "loss_spike": "Check the batch of that step; clip gradients or lower the learning rate.",
+    "replicas": "Check for missing synchronization and faulty memory; go back to a checkpoint.",
+    "outlier": "Check its data and its hardware.",
+    "behind": "Check whether its process lives; check its data loading and its hardware.",
+    "no_optimizer": "Create the optimizer with all parameters of the model.",
+    "initialization": "Give each layer its own random numbers of about 1/sqrt(fan_in).",
+    "learning_rate": "Check the schedule: its warmup, its unit (batches or epochs), its last step.",
+    "input_ignored": "Look for an input that is not used, masked or multiplied by 0.",
+    "not_normalized": "Subtract the mean of the training data and divide by its deviation.",
+}
+"""Remedies by rule. Rules that are missing here name the remedy in their message."""
+
+_NOT_CHOSEN = {
+    "replicas": "a rank whose weights or optimizer state differ from those of the others",
+    "outlier": "a rank that is far from the others",
+    "behind": "a rank that is behind the others, or sends nothing",
+    "unseen": "what cannot be observed as usual",
+    "remark": "limits of what is observed",
+}  # rules that nobody passes to `alerts=`
+
+
+def looks_for(rule: str) -> str:
+    """Return the problem that a rule looks for: its function's first sentence, without the verb.
+
+    >>> looks_for("not_registered"), looks_for("outlier"), looks_for("mine")
+    ('layers in a plain list or dict of a module, ...', 'a rank that is far from the others', '')
+    """
+    if rule in _NOT_CHOSEN:
+        return _NOT_CHOSEN[rule]
+    text = getattr(all_rules, rule, None).__doc__ or ""
+    first = " ".join(text.partition("\n\n")[0].split()).rstrip(".").replace("`", "")
+    for verb in ("Report ", "Give a hint about ", "Give a hint if "):
+        first = first.removeprefix(verb)
+    return first
+
+
+class RuleHealth(NamedTuple):
+    """The findings of one rule in a run: its first alert, and the number of alerts.
+
+    `state` is ``"unknown"`` if the rule was not active.
+    """
+
+    rule: str
+    state: State
+    looks_for: str
+    remedy: str
+    alerts: int = 0
+    name: str = ""
+    kind: str = ""
+    step: int = 0
+    rank: int = 0
+    message: str = ""
+
+
+def health_of(
+    table: Table, reader: object, alerts: list[Alert] | None = None, *, compute: bool = False
+) -> list[RuleHealth]:
+    """Return one row per rule with its findings, worst first.
+
+    `alerts` are those of the run, if they are known. `compute` applies the rules over statistics
+    to a run in which no rule was active.
+    """
+    active = _active_rules(reader)
+    alerts = run_alerts(table, reader) if alerts is None else list(alerts)
+    if compute and not active:
+        alerts += rule_alerts(table, True)
+        active = {rule.__name__ for rule in default_rules() if not hasattr(rule, "of_steps")}
+    active.update(rule for finder in alert_finders(table) for rule in finder.rules)
+    return rows_of([*alerts, *table.alerts(HINT)], active)
+
+
+def rows_of(alerts: Iterable[Alert], active: Collection[str]) -> list[RuleHealth]:
+    """Return a row for each rule that raised an alert, was active, or is active by default."""
+    found = collections.defaultdict(list)
+    for alert in alerts:
+        if alert.rule != WHY:  # it explains another one
+            found[alert.rule].append(alert)
+    default = (rule.__name__ for rule in default_rules())
+    names = dict.fromkeys([*found, *default, *sorted(active)])
+    rows = [_row(rule, found[rule], rule in active) for rule in names]
+    return sorted(rows, key=lambda row: list(_STYLES).index(row.state))
+
+
+def _row(rule: str, alerts: list[Alert], is_active: bool) -> RuleHealth:
+    words = looks_for(rule), REMEDIES.get(rule, "")
+    if not alerts:
+        return RuleHealth(rule, "fine" if is_active else "unknown", *words)
+    problems = [alert for alert in alerts if alert.severity != HINT and rule not in _LIMITS]
+    first = min(problems or alerts, key=lambda alert: alert.step)
+    return RuleHealth(
+        rule, "problem" if problems else "hint", *words, len(alerts), first.name,
+        first.kind.value, first.step, first.rank, first.message,
+    )  # fmt: skip
+
+
+def _active_rules(reader: Any) -> set[str]:
+    """Return the rules that were active in any rank of a run or a live session."""
+    names: set[str] = set()
+    for record in reader.records(ACTIVE_RULES) if hasattr(reader, "load") else ():
+        value = reader.load(record).value
+        names.update(value.split() if isinstance(value, str) else ())
+    return names
 
 
 class QuantityLine(NamedTuple):
@@ -34,11 +155,7 @@ class QuantityLine(NamedTuple):
 
 
 def by_layer(names: Iterable[str]) -> list[str]:
-    """Return names of numbers in the order of layers: the model first, parameters in their module.
-
-    >>> by_layer(["b.weight.update_norm", "a.kurtosis", "b.kurtosis", "model.grad_norm"])
-    ['model.grad_norm', 'b.kurtosis', 'b.weight.update_norm', 'a.kurtosis']
-    """
+    """Return names in the order of layers: the model first, parameters in their module."""
     first: dict[str, int] = {}  # position of each module, at its first appearance
 
     def place(name: str) -> tuple[bool, list[int]]:
@@ -51,35 +168,24 @@ def by_layer(names: Iterable[str]) -> list[str]:
 
 @locked
 def layer_lines(
-    table: Table, names: Sequence[str] | None = None, rank: int | None = None
+    table: Table, names: Sequence[str], rank: int | None = None
 ) -> dict[str, list[QuantityLine]]:
-    """Return what analyses have recorded of each layer: layer → its quantities.
-
-    `names` are the records to show, by default all.
-    """
+    """Return what analyses have recorded under these names: layer → its quantities."""
     lines: dict[str, list[QuantityLine]] = {}
-    for name in table.layers(Kind.HEALTH.value) if names is None else names:
+    for name in names:
         layer, _, quantity = name.rpartition(".")
         rows = table.series(Kind.HEALTH.value, name, rank)
         values = table.column("value")[rows]
-        path = sparkline(values, width=_WIDTH, height=_HEIGHT, steps=table.step[rows])
+        path = sparkline(values, width=96, height=24, steps=table.step[rows])
         last = number(float(values[-1])) if len(values) else ""
         lines.setdefault(layer, []).append(QuantityLine(name, quantity, path, last))
     return lines
 
 
 def summary_of(rows: Sequence[RuleHealth]) -> str:
-    """Return how many rules found something, as words.
-
-    >>> summary_of([RuleHealth("nan", "fine", "values that are NaN", "")])
-    'of 1 rules, 1 found nothing'
-    """
-    words: dict[State, str] = {
-        "problem": "found a problem", "hint": "gave a hint", "fine": "found nothing",
-        "unknown": "not active",
-    }  # fmt: skip
-    counts = {state: sum(row.state == state for row in rows) for state in words}
-    found = [f"{count} {words[state]}" for state, count in counts.items() if count]
+    """Return how many rules found something, as words."""
+    counts = {state: sum(row.state == state for row in rows) for state in _WORDS}
+    found = [f"{count} {_WORDS[state]}" for state, count in counts.items() if count]
     return f"of {len(rows)} rules, {', '.join(found)}"
 
 
@@ -89,19 +195,19 @@ def health_text(rows: Sequence[RuleHealth]) -> Text:
     for row in rows:
         if row.alerts:
             shown.append("● ", _STYLES[row.state])
-            shown.append(f"{row.rule}: {plain(_place(row), 300)}\n")
+            shown.append(plain(f"{row.rule}: {_place(row)}", 300) + "\n")
             shown.append(f"  {plain(row.message, 600)}\n")
             shown.append(f"  {row.remedy}\n" if row.remedy else "", "dim")
     for state, words in _OTHERS:
         if names := _names(rows, state):
             shown.append("● " if state == "fine" else "○ ", _STYLES[state])
-            shown.append(f"{words}: {names}\n", "dim")
+            shown.append(plain(f"{words}: {names}", 4000) + "\n", "dim")
     return shown
 
 
 def health_html(rows: Sequence[RuleHealth]) -> str:
     """Return the same as markup."""
-    found = "".join(_html_rows(rows))
+    found = "".join(_html_row(row) for row in rows if row.alerts)
     heads = "".join(f"<th>{head}</th>" for head in ("", "rule", "where", "what to do"))
     table = f"<table><thead><tr>{heads}</tr></thead><tbody>{found}</tbody></table>"
     others = "".join(
@@ -112,46 +218,18 @@ def health_html(rows: Sequence[RuleHealth]) -> str:
     return (f'<div class="scroll">{table}</div>' if found else "") + others
 
 
-def layers_html(lines: dict[str, list[QuantityLine]]) -> str:
-    """Return the quantities of layers as small lines."""
-    return "".join(
-        f'<h3 class="mono">{escape(layer)}</h3><div class="multiples">'
-        f"{''.join(map(_html_line, own))}</div>"
-        for layer, own in lines.items()
-    )
-
-
 def report_sections(report: RunReport) -> Iterator[Section]:
-    """Yield the sections of a report about rules and about layers."""
+    """Yield the section of a report about rules."""
     rows = health_of(report.table, report.reader, report.alerts)
     yield 10, section("Health", health_html(rows), f"{summary_of(rows)}.")
-    names = by_layer(report.table.layers(Kind.HEALTH.value))
-    if not names:
-        return
-    shown = layers_html(layer_lines(report.table, names[:_MAX_QUANTITIES]))
-    title = f"{len(names):,} quantities"
-    if len(names) > _MAX_QUANTITIES:
-        title += f", of which the first {_MAX_QUANTITIES:,} are here; the page has all"
-    note = "What analyses recorded over the steps, and the last number."
-    yield 70, section("Health of layers", details(title, shown), note)
 
 
-def _html_line(line: QuantityLine) -> str:
+def _html_row(row: RuleHealth) -> str:
     return (
-        f'<figure><figcaption>{escape(line.quantity)} <b class="mono">{escape(line.last)}</b>'
-        f'</figcaption><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" '
-        f'aria-hidden="true"><path d="{line.path}"/></svg></figure>'
+        f'<tr><td>{_light(row.state)}</td><td class="mono">{escape(row.rule)}</td>'
+        f"<td>{escape(_place(row))}</td>"
+        f'<td>{escape(row.message)}<div class="dim">{escape(row.remedy)}</div></td></tr>'
     )
-
-
-def _html_rows(rows: Sequence[RuleHealth]) -> Iterator[str]:
-    for row in rows:
-        if row.alerts:
-            yield (
-                f'<tr><td>{_light(row.state)}</td><td class="mono">{escape(row.rule)}</td>'
-                f"<td>{escape(_place(row))}</td>"
-                f'<td>{escape(row.message)}<div class="dim">{escape(row.remedy)}</div></td></tr>'
-            )
 
 
 def _light(state: State) -> str:

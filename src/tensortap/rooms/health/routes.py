@@ -7,8 +7,7 @@ from typing import Any
 from tensortap.core.record import Kind
 from tensortap.page.responses import PageRequest, PageRoute
 from tensortap.rooms.figures.routes import searched, table_and_rank
-from tensortap.rooms.health.report import by_layer, layer_lines
-from tensortap.rooms.health.rule_health import health_of
+from tensortap.rooms.health.report import by_layer, health_of, layer_lines
 
 _MAX_LINES = 600
 

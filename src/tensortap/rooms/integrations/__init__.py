@@ -5,7 +5,9 @@ Each module is imported at first use: `keras`, `lightning`, `tensorboard`, `tran
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tensortap.rooms.integrations import keras, lightning, tensorboard, transformers, wandb
@@ -13,13 +15,11 @@ if TYPE_CHECKING:
 __all__ = ["keras", "lightning", "tensorboard", "transformers", "wandb"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> ModuleType:
     if name not in __all__:
-        raise AttributeError(f"module 'tensortap.rooms.integrations' has no attribute {name!r}")
-    import importlib
-
-    return importlib.import_module(f"tensortap.rooms.integrations.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(f"{__name__}.{name}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__

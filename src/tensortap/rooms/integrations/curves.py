@@ -105,7 +105,7 @@ def _statistics(
     columns = ["time_ns", "tags", "value", "first_bin", "bins"]
     rows, cells = frames.rows_with_statistics(table, columns, rows)
     figures = {name: table.column(name)[rows] for name in statistics}
-    figures |= frames.stash_statistics(cells)
+    frames.add_stash(figures, cells)
     labels = frames.layer_names(table, rows, cells).to_pylist()
     kinds = frames.tensor_types(table, rows, cells).to_pylist()
     times, first_bins, bins = (

@@ -24,16 +24,11 @@ else:
 
 
 class KerasTrack(TrackCallback, Callback):
-    """Track the model that ``fit`` trains, and its optimizer.
+    """Track the model that ``fit`` trains, and its optimizer; see `TrackCallback` for the options.
 
-    The options are those of `tap.track`. With `run`, each training opens a run below that folder
-    and finishes it at its end. A step is one batch, numbered as ``optimizer.iterations`` when it
-    begins. Metrics are those that Keras shows: averages over the epoch so far, and at the end of
-    an epoch those of the validation. An alert with ``on_alert="stop"`` sets
-    ``model.stop_training``. `tracker` is available once the training has begun.
-
-    Keras does not report exceptions to its callbacks: the next training removes the hooks then, or
-    ``track.close()``.
+    A step is one batch, numbered as ``optimizer.iterations`` when it begins. Metrics are those that
+    Keras shows: averages over the epoch so far, and at the end of an epoch those of the validation.
+    Keras does not report exceptions: the next training removes the hooks then, or `close`.
     """
 
     model: Any  # of Keras's Callback
@@ -61,7 +56,7 @@ class KerasTrack(TrackCallback, Callback):
     @guarded
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """End a step."""
-        if self._optimizer is None:
+        if self._optimizer is None or not self._active:
             return
         self._optimizer.step()
         self._shown.update(logs or {})
@@ -81,10 +76,6 @@ class KerasTrack(TrackCallback, Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Remove the hooks."""
         self._end()
-
-    def _end(self, *error: object) -> None:
-        self._optimizer = None
-        super()._end(*error)
 
 
 class _TorchOptimizer:

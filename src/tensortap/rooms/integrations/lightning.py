@@ -33,13 +33,10 @@ else:
 
 
 class LightningTrack(TrackCallback, Callback):
-    """Track the model of a Lightning training and its optimizers.
+    """Track the model of a fit and its optimizers; see `TrackCallback` for the options.
 
-    The options are those of `tap.track`. With `run`, each training opens a run below that folder
-    and finishes it at its end. A step is an optimizer step, numbered as ``trainer.global_step``
-    when its batch begins; accumulated batches are calls of one step. The loss and what
-    ``self.log`` logs become metrics. An alert with ``on_alert="stop"`` sets
-    ``trainer.should_stop``. `tracker` is available once the fit has begun.
+    A step is an optimizer step, numbered as ``trainer.global_step`` when its batch begins;
+    accumulated batches are calls of one step. The loss and what ``self.log`` logs become metrics.
     """
 
     def __init__(self, *, run: str | Path | None = None, **options: Any) -> None:

@@ -18,7 +18,11 @@ log = logging.getLogger("tensortap")
 
 
 class TrackCallback:
-    """Base of the callbacks: tracks a model; its errors never reach the trainer."""
+    """Base of the callbacks: track a model; errors never reach the trainer.
+
+    The options are those of `tap.track`. With `run`, each training opens a run below that folder
+    and finishes it at its end. `tracker` is available once the training has begun.
+    """
 
     def __init__(self, *, run: str | Path | None = None, **options: Any) -> None:
         super().__init__()

@@ -23,17 +23,12 @@ else:
 
 
 class TransformersTrack(TrackCallback, TrainerCallback):
-    """Track the model of a Hugging Face training and its optimizer.
+    """Track the model of a training and its optimizer; see `TrackCallback` for the options.
 
-    The options are those of `tap.track`. With `run`, each training opens a run below that folder
-    and finishes it at its end. A step is an optimizer step, numbered as ``state.global_step``
-    when it begins; accumulated batches are calls of one step. What the Trainer logs becomes
-    metrics of the step before. An alert with ``on_alert="stop"`` sets
-    ``control.should_training_stop``. `tracker` is available once the training has begun.
-
-    The Trainer does not report exceptions to its callbacks. ``with Track() as track:`` around
-    ``train()`` removes the hooks in that case, too; otherwise the next training does, or
-    ``track.close()``.
+    A step is an optimizer step, numbered as ``state.global_step`` when it begins; accumulated
+    batches are calls of one step. What the Trainer logs becomes metrics of the step before. The
+    Trainer does not report exceptions: ``with Track() as track:`` removes the hooks then, the next
+    training, or `close`.
     """
 
     def __enter__(self) -> Self:

@@ -6,13 +6,12 @@ import contextlib
 import itertools
 import os
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tensortap.core.errors import MissingExtra
-from tensortap.rooms.integrations.curves import STATISTICS, ExponentHistogram, curve_points
-
-_MAX_BINS = 512  # of wandb
+from tensortap.rooms.integrations.curves import STATISTICS, curve_points
 
 
 def export(
@@ -33,12 +32,16 @@ def export(
     begin with ``rank1/`` and so on. While another wandb run is open in the same program, wandb may
     complete the file a moment later.
     """
+    if find_spec("wandb") is None:
+        raise MissingExtra("the export to wandb needs wandb: pip install wandb")
     points = curve_points(
         source, names=names, statistics=statistics, histograms=histograms, rank=rank
     )
     folder = Path(folder).absolute()  # wandb's process may have another working directory
     folder.mkdir(parents=True, exist_ok=True)
-    with _quiet(), _opened(folder, project, name or _name(source)) as (wandb, run):
+    path = getattr(source, "path", None)
+    name = name or (path.name if isinstance(path, Path) else None)
+    with _opened(folder, project, name) as (wandb, run):
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
         for (rank, step), group in itertools.groupby(points, lambda p: (p.rank, p.step)):
@@ -47,65 +50,35 @@ def export(
             for point in group:
                 row.setdefault("_timestamp", point.seconds)
                 row |= {prefix + tag: number for tag, number in point.numbers.items()}
-                if point.histogram is not None:
-                    bins = _limited(point.histogram, _MAX_BINS)
-                    row[prefix + point.histogram.tag] = wandb.Histogram(np_histogram=bins)
+                histogram = point.histogram
+                if histogram is not None and len(histogram.counts) <= 512:  # wandb takes no more
+                    bins = histogram.counts, histogram.edges
+                    row[prefix + histogram.tag] = wandb.Histogram(np_histogram=bins)
             run.log(row)
         return Path(run.dir).parent
 
 
-def _name(source: Any) -> str | None:
-    path = getattr(source, "path", None)
-    return path.name if isinstance(path, Path) else None
-
-
-def _limited(histogram: ExponentHistogram, most: int) -> tuple[list[int], list[int]]:
-    """Return counts and edges, with neighbors added up where there are too many.
-
-    >>> _limited(ExponentHistogram("x", -3, [1, 2, 3]), 2)
-    ([3, 3], [-3, -1, 0])
-    """
-    width = -(-len(histogram.counts) // most)
-    starts = range(0, len(histogram.counts), width)
-    counts = [sum(histogram.counts[start : start + width]) for start in starts]
-    edges = histogram.edges
-    return counts, [*(edges[start] for start in starts), edges[-1]]
-
-
 @contextlib.contextmanager
 def _opened(folder: Path, project: str, name: str | None) -> Iterator[tuple[Any, Any]]:
+    """Open a run of wandb that is written to disk only, also if wandb meets an error of its own."""
+    before = {key: os.environ.get(key) for key in ("WANDB_ERROR_REPORTING", "WANDB_SERVICE")}
+    os.environ["WANDB_ERROR_REPORTING"] = "false"
+    import wandb
+
     try:
-        import wandb
-    except ImportError:
-        raise MissingExtra("the export to wandb needs wandb: pip install wandb") from None
-    # the training is over: metadata of this process does not belong in the run
-    settings = wandb.Settings(
-        console="off", disable_code=True, disable_git=True, silent=True, x_disable_meta=True,
-        x_disable_stats=True,
-    )  # fmt: skip
-    ours = "WANDB_SERVICE" not in os.environ  # the user has no wandb run open
-    run = wandb.init(
-        project=project, name=name, dir=str(folder), mode="offline", settings=settings,
-        reinit="create_new",
-    )  # fmt: skip
-    try:
-        with run:
+        # the training is over: metadata of this process does not belong in the run
+        settings = wandb.Settings(
+            console="off", disable_code=True, disable_git=True, silent=True, x_disable_meta=True,
+            x_disable_stats=True,
+        )  # fmt: skip
+        with wandb.init(
+            project=project, name=name, dir=str(folder), mode="offline", settings=settings,
+            reinit="create_new",
+        ) as run:  # fmt: skip
             yield wandb, run
     finally:
-        if ours:
+        del os.environ["WANDB_ERROR_REPORTING"]
+        if before["WANDB_ERROR_REPORTING"] is not None:
+            os.environ["WANDB_ERROR_REPORTING"] = before["WANDB_ERROR_REPORTING"]
+        if before["WANDB_SERVICE"] is None:  # the user has no wandb run open
             wandb.teardown()  # the file is complete once wandb's process has ended
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep wandb from reporting its own errors over the network."""
-    key = "WANDB_ERROR_REPORTING"
-    before = os.environ.get(key)
-    os.environ[key] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[key]
-        else:
-            os.environ[key] = before

@@ -11,7 +11,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,6 @@ from tensortap.rooms.ops.operations import (
     RECOMPUTE,
     Operation,
     OperationInput,
-    OperationObserver,
     OperationOutput,
     SourceLine,
     folder_of,
@@ -34,6 +33,9 @@ from tensortap.rooms.ops.operations import (
 from tensortap.rooms.track.jax.harvest import bind
 from tensortap.stats import summarize_array
 from tensortap.values.snapshot import digest_of
+
+if TYPE_CHECKING:
+    from tensortap.rooms.ops.ops import OperationRecorder
 
 _EAGER = (
     "its operations are evaluated one by one beside the compiled function, whose last bits may "
@@ -49,7 +51,7 @@ _CALLS = (
 _VALUES = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, str, bytes, type(None))
 
 
-def operations(model: Any, observer: OperationObserver) -> JaxOperationHooks | None:
+def operations(model: Any, observer: OperationRecorder) -> JaxOperationHooks | None:
     """Return hooks that report every operation of a program, which has no model."""
     return JaxOperationHooks(observer) if model is None else None
 
@@ -57,7 +59,7 @@ def operations(model: Any, observer: OperationObserver) -> JaxOperationHooks | N
 class JaxOperationHooks:
     """Reports the operations of functions that are called through `intercept`."""
 
-    def __init__(self, observer: OperationObserver) -> None:
+    def __init__(self, observer: OperationRecorder) -> None:
         self._observer = observer
 
     def attach(self) -> None:
@@ -107,7 +109,7 @@ class Scope(NamedTuple):
 class Evaluation:
     """Evaluates a program eagerly and reports each operation."""
 
-    def __init__(self, observer: OperationObserver) -> None:
+    def __init__(self, observer: OperationRecorder) -> None:
         self._observer = observer
         self._indices: dict[tuple[str, str], int] = {}
         self._openers: dict[str, Callable[[Any, list[Any], Scope], list[Any]]] = {
@@ -234,11 +236,7 @@ def _folders(modules: int) -> tuple[str, ...]:
 
 @functools.lru_cache(4096)
 def _plain(names: str) -> str:
-    """Return a path of scopes without the transformations around it.
-
-    >>> _plain("transpose(jvp(MLP))/Dense_0")
-    'MLP/Dense_0'
-    """
+    """Return a path of scopes without the transformations around it."""
     while (shorter := _WRAPPED.sub(r"\1", names)) != names:
         names = shorter
     return names

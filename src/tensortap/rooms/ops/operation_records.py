@@ -25,7 +25,7 @@ from tensortap.rooms.ops.operations import (
     OperationOutput,
     SourceLine,
 )
-from tensortap.rooms.ops.reasons.why import first_bad, selected, why
+from tensortap.rooms.ops.reasons import first_bad, selected, why
 from tensortap.stats import summarize_array
 from tensortap.text.tensors import line as statistics_line
 

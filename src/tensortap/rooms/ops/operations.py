@@ -1,4 +1,4 @@
-"""The protocol between hooks that observe single operations and the source that records them.
+"""Operations as hooks hand them to the recorder, and the lines of the program that made them.
 
 Hooks hand an `Operation` over while its tensors are still valid. The source keeps digests,
 statistics and words, never a tensor.
@@ -11,7 +11,7 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from tensortap.core.record import Shard, Summary
 
@@ -86,35 +86,10 @@ class Operation(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Return the name of its record, without the path of an output.
-
-        >>> Operation("mul", "", BACKWARD, "attn", 0, 3, SourceLine(), [], [], {}).place
-        'attn:backward:3:mul'
-        """
+        """Return the name of its record, without the path of an output."""
         middle = "" if self.phase == FORWARD else f"{self.phase}:"
         owner = self.module or self.line.function or "program"
         return f"{owner}:{middle}{self.position}:{self.name}"
-
-
-class OperationObserver(Protocol):
-    """Takes the operations that hooks observe."""
-
-    remarks: dict[str, str]
-    """Remarks for the user, such as that compiled code runs eagerly; hooks add to them."""
-
-    @property
-    def capturing(self) -> bool:
-        """Return whether to record operations now."""
-
-    @property
-    def step_number(self) -> int:
-        """Return the current training step."""
-
-    def operation(self, operation: Operation) -> None:
-        """Take an operation that has just run."""
-
-    def fault(self, name: str, error: Exception) -> object:
-        """Take an error of a hook; hooks must not raise in the user's program."""
 
 
 # -- lines of the user's program -----------------------------------------------------------

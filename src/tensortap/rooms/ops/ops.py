@@ -20,7 +20,7 @@ log = logging.getLogger("tensortap")
 
 
 class OperationRecorder:
-    """Records operations while it is attached; an `OperationObserver` of every framework."""
+    """Takes the operations that the hooks of a framework observe, while it is attached."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class OperationRecorder:
     ) -> None:
         self._always = always  # also while capturing is off; then the caller reports the finding
         self._send = send
-        self.remarks: dict[str, str] = {}
+        self.remarks: dict[str, str] = {}  # for the user; hooks add to them
         self.found = OperationRecords(send)
         self._step = step
         self._last_step = -1
@@ -46,7 +46,7 @@ class OperationRecorder:
 
     @property
     def capturing(self) -> bool:
-        """Whether operations are recorded now."""
+        """Return whether operations are recorded now."""
         return self._attached and (self._always or pipeline.enabled)
 
     @property
@@ -94,35 +94,31 @@ class OperationRecorder:
         return pipeline.fault(name, error)
 
     def intercept(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a JAX function and record its operations."""
+        """Call a JAX function and record its operations; return its results."""
         for hooks in self._hooks:
             if hasattr(hooks, "intercept"):
                 return hooks.intercept(function, *args, **kwargs)
         raise TypeError("intercept is for JAX; operations of torch are recorded as they run")
 
 
-class Operations:
-    """The operations of a program; made by `ops`, used in a ``with`` statement."""
+class Operations(OperationRecorder):
+    """The operations of a program; made by `ops`, used in a ``with`` statement.
+
+    `remarks` has notes, such as that compiled code runs eagerly meanwhile.
+    """
 
     def __init__(self, model: Any) -> None:
-        self._kept = TrackedRecords(None, values=False)
-        self._recorder = OperationRecorder(model, self._send, _current_step)
-
-    def _send(self, record: Record) -> None:
-        self._kept.send(record, 0)
+        self._kept = TrackedRecords()
+        super().__init__(model, lambda record: self._kept.send(record, 0), _current_step)
 
     def __enter__(self) -> Operations:
         self._kept.begin()
-        self._recorder.attach()
+        self.attach()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._recorder.close()
+        self.close()
         self._kept.end(pipeline.clock.step or 0)
-
-    def intercept(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a JAX function and record its operations; return its results."""
-        return self._recorder.intercept(function, *args, **kwargs)
 
     @property
     def records(self) -> list[Record]:
@@ -141,17 +137,12 @@ class Operations:
         None if all values are finite. Infinities that the program writes on purpose, such as masks,
         and values that a later operation replaces do not count.
         """
-        return self._recorder.found.first_nonfinite
+        return self.found.first_nonfinite
 
     @property
     def nonfinite(self) -> list[NonFiniteOperation]:
         """All operations that made values that are not finite of finite ones, in order."""
-        return [origin.finding for origin in self._recorder.found.origins]
-
-    @property
-    def remarks(self) -> dict[str, str]:
-        """Notes, such as that compiled code runs eagerly meanwhile."""
-        return self._recorder.remarks
+        return [origin.finding for origin in self.found.origins]
 
 
 def _current_step() -> int:

@@ -51,11 +51,7 @@ def operations(request: PageRequest) -> dict[str, Any]:
 
 
 def _module_of(name: str) -> str:
-    """Return the module, or the function, in the name of an operation's record.
-
-    >>> _module_of("blocks.0.attn:backward:4:mul"), _module_of("x")
-    ('blocks.0.attn', 'x')
-    """
+    """Return the module, or the function, in the name of an operation's record."""
     found = _NAME.match(name)
     return found[1] if found else name
 

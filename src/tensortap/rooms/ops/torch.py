@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import sys
 import weakref
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,20 +24,20 @@ from tensortap.rooms.ops.operations import (
     OPTIMIZER,
     Operation,
     OperationInput,
-    OperationObserver,
     OperationOutput,
 )
 from tensortap.rooms.ops.torch_places import OperationPlace, OperationPlaces
 from tensortap.stats.digest import tensor_head
 from tensortap.values.snapshot import describe, digest_of
-from tensortap.values.torch import private, private_compiler
+from tensortap.values.torch import private_compiler
 from tensortap.values.torch.hidden import hide_from_compiler
 from tensortap.values.torch.shards import local_shard
 from tensortap.values.torch.summarize import summarize
 from tensortap.values.torch.tensors import KNOWN, is_lazy
 from tensortap.values.view import array_of, memory_at
 
-log = logging.getLogger("tensortap")
+if TYPE_CHECKING:
+    from tensortap.rooms.ops.ops import OperationRecorder
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _EAGER = "compiled code runs eagerly while operations are recorded: its last bits may differ"
@@ -72,7 +71,7 @@ class OperatorKind(NamedTuple):
 
 @functools.cache
 def _kind_of(operator: Any) -> OperatorKind:
-    schema = private.schema_of(operator)
+    schema = getattr(operator, "_schema", None)  # private
     if schema is None:
         return OperatorKind(str(operator), str(operator), False)
     library, _, name = schema.name.rpartition("::")
@@ -88,7 +87,7 @@ def _kind_of(operator: Any) -> OperatorKind:
     )  # fmt: skip
 
 
-def operations(model: Any, observer: OperationObserver) -> OperationHooks | None:
+def operations(model: Any, observer: OperationRecorder) -> OperationHooks | None:
     """Return hooks that report every operation of a model, or of any program without one.
 
     None if it is not a torch model.
@@ -100,7 +99,7 @@ def operations(model: Any, observer: OperationObserver) -> OperationHooks | None
 class OperationHooks:
     """Report every operation of the program to an observer, between `attach` and `detach`."""
 
-    def __init__(self, root: torch.nn.Module | None, observer: OperationObserver) -> None:
+    def __init__(self, root: torch.nn.Module | None, observer: OperationRecorder) -> None:
         self._observer = observer
         self._root = root
         self._open = contextlib.ExitStack()
@@ -134,7 +133,7 @@ class OperationMode(TorchDispatchMode):  # type: ignore[misc]
     def _should_skip_dynamo(cls) -> bool:
         return False  # it would import the compiler and cost a call per operation
 
-    def __init__(self, places: OperationPlaces, observer: OperationObserver) -> None:
+    def __init__(self, places: OperationPlaces, observer: OperationRecorder) -> None:
         super().__init__()
         self._places = places
         self._observer = observer

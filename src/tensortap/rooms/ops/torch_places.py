@@ -34,8 +34,11 @@ from tensortap.rooms.ops.operations import (
 )
 from tensortap.rooms.track.torch.hooks import ModuleHook, hook_module
 from tensortap.rooms.track.torch.names import Names
-from tensortap.values.torch import private
 
+# Private: which node of the graph a backward pass runs, its number, and the number of the next one.
+# Without them, backward operations count as forward ones at the line that called ``backward()``.
+_running_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
+_next_node: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
 _NODES = 1 << 18  # of the graph whose places are remembered
 _TORCH = folder_of("torch")
 
@@ -63,7 +66,7 @@ class OperationPlaces:
         self._running: list[tuple[str, int]] = []  # calls of modules: name and number
         self._calls: dict[str, int] = {}
         self._made: dict[int, OperationPlace] = {}  # nodes of the graph, by number
-        self._next_node = private.next_node()
+        self._next_node = _next_node()
         self._last: tuple[OperationPlace, bool] | None = None
         self._optimizers = 0
         self._updated: dict[int, str] = {}  # tensors of the running optimizer, by id
@@ -132,10 +135,10 @@ class OperationPlaces:
         kind, line = self._lines.find(frame)
         if kind == OWN:
             return None
-        node = private.running_node()
+        node = _running_node()
         if node is None:
             return self._forward(line, in_place)
-        made = self._made.get(private.number_of(node), _UNKNOWN)
+        made = self._made.get(_number_of(node), _UNKNOWN)
         if self._running:  # the forward pass that a checkpoint runs again
             module, call = self._running[-1]
             return OperationPlace(RECOMPUTE, module, call, line if kind == USER else made.line)
@@ -155,7 +158,7 @@ class OperationPlaces:
         if self._running:
             module, call = self._running[-1]
         place = OperationPlace(FORWARD, module, call, line)
-        upcoming = private.next_node()
+        upcoming = _next_node()
         if upcoming != self._next_node:
             self._remember(upcoming, place)
         self._last = place, in_place
@@ -190,3 +193,9 @@ class OperationPlaces:
 
 
 _UNKNOWN = OperationPlace(BACKWARD, "", 0, NOWHERE)
+
+
+def _number_of(node: Any) -> int:
+    """Return the number of a node of the graph; nodes are numbered in the order of the forward."""
+    number: int = getattr(node, "_sequence_nr", lambda: -1)()
+    return number

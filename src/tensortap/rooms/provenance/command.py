@@ -13,8 +13,6 @@ def reproduce(
     run: Path = typer.Argument(..., help="Folder of a run."),
     out: Path | None = typer.Option(None, help="Folder to create. Default: RUN_reproduced here."),
     repo: str | None = typer.Option(None, help="Clone or address of the project, if it has moved."),
-    start: bool = typer.Option(False, "--run", help="Show what will be executed, ask, and start."),
-    yes: bool = typer.Option(False, "--yes", help="Start without asking, for scripts."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Create a folder with the code, packages, environment and command of a run."""
@@ -22,22 +20,18 @@ def reproduce(
 
     made = make(run, out, repo=repo, say=message)
     if as_json:
-        result = {
-            "folder": str(made.folder),
-            "script": str(made.script),
-            "missing": made.missing,
-            "notes": made.notes,
-        }
-        print_json(result)
+        print_json(
+            {
+                "folder": str(made.folder),
+                "script": str(made.script),
+                "missing": made.missing,
+                "notes": made.notes,
+            }
+        )
     else:
         print(made.folder, flush=True)
     for text in made.missing:
         message(f"could not restore {text}")
     for text in made.notes:
         message(text)
-    if start:
-        message(f"this will be executed:\n\n{made.preview()}\n")
-        if not yes:
-            typer.confirm("tensortap: start it?", abort=True, err=True)
-        raise typer.Exit(made.start())
     message(f"start it with: sh {made.script}")

@@ -83,7 +83,8 @@ def repository_info(
     info["commit_id"] = git.ask("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
     branch = git.ask("symbolic-ref", "--short", "--quiet", "HEAD")
     info["branch"] = branch or "(detached)"
-    info["remote"] = redactor.text(_remote(git, branch))
+    remote = git.ask("ls-remote", "--get-url")  # that of the branch; "origin" if there is none
+    info["remote"] = "" if remote == "origin" else redactor.text(remote)
     if info["commit_id"]:
         info["git_log"] = _log(git, redactor)
     info["log_entries_count"] = len(info["git_log"])
@@ -92,7 +93,9 @@ def repository_info(
     try:
         info["repository"] = git.text("rev-parse", "--show-toplevel")
         git = Git(Path(info["repository"]), timeout=timeout)
-        untracked = write_patch(git, _base(git, info["commit_id"]), patch, limit=limit, skip=skip)
+        # before the first commit everything is a change to the empty tree
+        base = info["commit_id"] or git.text("hash-object", "-t", "tree", "--stdin")
+        untracked = write_patch(git, base, patch, limit=limit, skip=skip)
         if (size := patch.stat().st_size) > MAX_PATCH:
             info["status"] = "dirty"
             raise GitFailed(f"the patch has {format_size(size)}, the limit is 4 MiB")
@@ -112,17 +115,12 @@ def repository_info(
     return info
 
 
-def _base(git: Git, commit: str) -> str:
-    """Return the commit; before the first one everything is a change to the empty tree."""
-    return commit or git.run("hash-object", "-t", "tree", "--stdin").decode().strip()
-
-
 def _changes(patch: Path, untracked: Untracked, limit: int) -> dict[str, Any]:
     info: dict[str, Any] = {"git_diff": ""}
     if patch.stat().st_size:
         info["git_diff"] = f"See {patch.name}"
-        with patch.open("rb") as data:
-            info["patch_sha256"] = hashlib.file_digest(data, "sha256").hexdigest()
+        # tells a new version, too
+        info["patch_sha256"] = hashlib.sha256(patch.read_bytes()).hexdigest()
     else:
         patch.unlink()
     info["status"] = "dirty" if info["git_diff"] or untracked.left_out_count else "clean"
@@ -151,14 +149,3 @@ def _log(git: Git, redactor: Redactor) -> list[dict[str, str]]:
             entry = dict(zip(("commit", "author", "date", "message"), fields, strict=True))
             entries.append({**entry, "message": redactor.text(entry["message"])})
     return entries
-
-
-def _remote(git: Git, branch: str) -> str:
-    """Return the URL of the branch's remote, or that of origin, or of any remote."""
-    of_branch = git.ask("config", "--get", f"branch.{branch}.remote") if branch else ""
-    for name in (of_branch, "origin", *git.ask("remote").splitlines()):
-        if name and name != ".":
-            url = git.ask("config", "--get", f"remote.{name}.url")
-            if url:
-                return url
-    return ""

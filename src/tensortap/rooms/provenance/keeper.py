@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tensortap.rooms.provenance import versions
 from tensortap.rooms.provenance.git import collect_git
 from tensortap.rooms.provenance.gitcmd import Git
-from tensortap.rooms.provenance.modifications import Finder
+from tensortap.rooms.provenance.modifications import Finder, Replaced, Seen
 from tensortap.rooms.provenance.packages import packages_info
 from tensortap.rooms.provenance.project import project_folder
 from tensortap.rooms.provenance.redact import Redactor
@@ -29,15 +29,6 @@ if TYPE_CHECKING:
     from tensortap.runs.init import OpenRun
 
 log = logging.getLogger("tensortap")
-
-INTERVAL = 5.0  # seconds between two checks, at least
-# and at least this many times as long as the last check took: while one runs, training may be
-# slower by a third, so that it costs one percent at most
-REST = 50
-# Seconds per module that is searched for monkey patches. A thread that computes keeps the
-# interpreter lock until another thread has waited for it five milliseconds: training would feel
-# that for as long as the search takes.
-PAUSE = 0.001
 
 
 def collect(
@@ -63,11 +54,16 @@ class ProvenanceCollector:
         self._folder = folder
         self.stopped = False  # a check that is running ends without writing
         self.pause = 0.0
+        self.is_intact: Callable[[], bool] = lambda: True
         self._start = start or project_folder()
         if modifications is None:
             modifications = os.environ.get("TENSORTAP_MODIFICATIONS", "") != "0"
         self._modifications = modifications
         self._finder: Finder | None = None
+        self.seen = Seen() if modifications else None
+        self.replaced: list[Replaced] = []  # at dumps before the check that runs
+        self._dumped: list[Replaced] = []  # at dumps since
+        self.doing = ""  # what the check that runs is busy with
         self._logged: set[str] = set()
         self._strict = os.environ.get("TENSORTAP_STRICT", "") not in ("", "0")
 
@@ -80,34 +76,48 @@ class ProvenanceCollector:
         self._guard("packages.json", self._packages)
         self._guard("git_info.json", self._git)
 
+    def _may_write(self) -> bool:
+        return not self.stopped and self.is_intact()
+
     def _guard(self, name: str, write: Callable[[], None]) -> None:
         try:
-            if not self.stopped:
+            if self._may_write():
                 write()
         except Exception as error:
             if self._strict:
                 raise
-            if name not in self._logged:
+            if name not in self._logged and self.is_intact():
                 self._logged.add(name)
                 log.warning("cannot write %s to %s: %s", name, self._folder, error)
 
     def _runtime(self) -> None:
-        info = runtime_info(Redactor())
-        before = versions.current(self._folder, "runtime_info")
+        info = runtime_info()
+        before = versions.read_version(self._folder, "runtime_info")
         if before is None or comparable(before) != comparable(info):
             versions.write(self._folder, "runtime_info", info, keep=before is not None)
 
+    def look(self) -> None:
+        """Note which functions are replaced at this moment; takes a few milliseconds."""
+        if self.seen is not None:
+            self._dumped += self.seen.replaced()
+
+    def begin(self) -> None:
+        """Let the next check describe the dumps so far."""
+        self.replaced, self._dumped = self._dumped, []
+
     def _packages(self) -> None:
-        info = packages_info(Redactor())
-        before = versions.current(self._folder, "packages")
+        self.doing = "listing the packages"
+        info = packages_info()
+        before = versions.read_version(self._folder, "packages")
         if before != info:
             # a package that was imported in the meantime is no new version
             keep = before is not None and not _only_adds(before, info)
             versions.write(self._folder, "packages", info, keep=keep)
 
     def _git(self) -> None:
-        before = versions.current(self._folder, "git_info")
-        packages = versions.current(self._folder, "packages") or {}
+        self.doing = "reading the uncommitted changes"
+        before = versions.read_version(self._folder, "git_info")
+        packages = versions.read_version(self._folder, "packages") or {}
         with tempfile.TemporaryDirectory(dir=self._folder, prefix=".provenance-") as scratch:
             info = collect_git(
                 Path(scratch),
@@ -116,36 +126,38 @@ class ProvenanceCollector:
                 skip=(self._folder,),
                 redactor=Redactor(),
             )
-            patches = {name: Path(scratch) / name for name in _patches_of(info)}
+            patch = Path(scratch) / "project.patch"
             info |= {"runtime_modifications": {}, "runtime_modifications_checked": False}
             if self._modifications:
                 if before is None:  # the search takes long; until it ends, this is what is known
-                    self._write_git(info, patches, None)
-                    patches = {}
+                    self._write_git(info, patch, is_first=True)
+                self.doing = "searching for monkey patches"
                 info["runtime_modifications"] = self._find_modifications()
                 info["runtime_modifications_checked"] = True
-            if before != info and not self.stopped:
-                self._write_git(info, patches, before)
+            if before != info:
+                self._write_git(info, patch, is_first=before is None)
 
     def _find_modifications(self) -> dict[str, Any]:
         if self._finder is None:
             top = Git(self._start).ask("rev-parse", "--show-toplevel")
             self._finder = Finder(Path(top or self._start), lambda: time.sleep(self.pause))
-        return {where: found._asdict() for where, found in self._finder.find().items()}
+        found = self._finder.find(self.replaced)
+        if self.seen is not None:
+            self.seen.update()
+        return {where: each._asdict() for where, each in found.items()}
 
-    def _write_git(
-        self, info: dict[str, Any], patches: dict[str, Path], before: dict[str, Any] | None
-    ) -> None:
-        """Archive the old version, move the patches, then write the file that refers to them."""
-        old = tuple(_patches_of(before or {}))
-        if before is not None:
-            versions.archive(self._folder, "git_info", old)
-        for name, file in patches.items():
-            os.replace(file, self._folder / name)
+    def _write_git(self, info: dict[str, Any], patch: Path, *, is_first: bool) -> None:
+        """Archive the old version, move the patch, then write the file that refers to it."""
+        if not self._may_write():
+            return
+        target = self._folder / patch.name
+        if not is_first:
+            versions.archive(self._folder, "git_info", patch.name)
+        if patch.exists():
+            os.replace(patch, target)
         versions.write(self._folder, "git_info", info, keep=False)
-        for name in old:
-            if name not in patches:
-                (self._folder / name).unlink(missing_ok=True)
+        if not info["project_git_info"]["git_diff"]:
+            target.unlink(missing_ok=True)
 
 
 def _only_adds(before: dict[str, Any], info: dict[str, Any]) -> bool:
@@ -156,34 +168,33 @@ def _only_adds(before: dict[str, Any], info: dict[str, Any]) -> bool:
     )
 
 
-def _patches_of(info: dict[str, Any]) -> list[str]:
-    """Return the name of the patch file that a git_info.json refers to, if there is one."""
-    diff = (info.get("project_git_info") or {}).get("git_diff") or ""
-    return [diff[4:]] if diff.startswith("See ") else []
-
-
 def keep_provenance(run: OpenRun) -> Keeper | None:
     """Write the provenance of a run that was opened: on rank 0, for all ranks."""
-    return None if run.rank else Keeper(run.path)
+    return None if run.rank else Keeper(run.path, is_intact=run.sink.is_intact)
 
 
 class Keeper:
     """Provenance that follows the program: it writes a new version when something has changed.
 
-    Creating one writes ``runtime_info.json``; a background thread writes the rest. ``update()``
-    requests a check and returns at once. Checks run in the background, no more often than every
-    few seconds, and write nothing if nothing has changed::
-
-        keeper = Keeper(folder)  # on rank 0
-        keeper.update()  # after a dump
-        keeper.close()  # at the end
+    Creating one writes ``runtime_info.json``; a background thread writes the rest. Checks run
+    there, no more often than every few seconds, and write nothing if nothing has changed.
     """
 
     def __init__(
-        self, folder: Path | str, *, interval: float = INTERVAL, start: Path | None = None
+        self,
+        folder: Path | str,
+        *,
+        interval: float = 5.0,
+        start: Path | None = None,
+        is_intact: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`interval` is the least time between two checks, in seconds.
+
+        Nothing is written while `is_intact` returns False.
+        """
         self._folder = Path(folder)
         self._collector = ProvenanceCollector(self._folder, start)
+        self._collector.is_intact = is_intact
         self._interval = interval
         self._pid = os.getpid()
         self._changed = threading.Condition()
@@ -193,37 +204,37 @@ class Keeper:
         self._closed = False
         self.checks = 0
         self._collector.write_runtime()
-        self._collector.pause = PAUSE
+        # Seconds per module that is searched for monkey patches. A thread that computes keeps the
+        # interpreter lock until another thread has waited for it five milliseconds: training would
+        # feel that for as long as the search takes.
+        self._collector.pause = 0.001
         self._thread = threading.Thread(target=self._run, name="tensortap-provenance", daemon=True)
         self._thread.start()
 
-    def update(self, force: bool = False) -> None:
-        """Request a check, with `force` without waiting for the interval; return at once."""
-        if (self._requested and not force) or self._closed or os.getpid() != self._pid:
+    def update(self) -> None:
+        """Request a check, unless one is waiting for the interval; it describes this moment."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._collector.look()
+        if self._requested:
             return
         with self._changed:
             self._requested = True
-            self._urgent = self._urgent or force
             self._changed.notify_all()
 
     def update_now(self, timeout: float = 60.0) -> bool:
         """Check now and wait for it; return False if that takes longer."""
-        self.update(force=True)
-        is_done = self.wait(timeout)
+        if self._closed or os.getpid() != self._pid:
+            return True
+        with self._changed:
+            self._requested = self._urgent = True
+            self._changed.notify_all()
+            is_done = self._changed.wait_for(lambda: not (self._requested or self._busy), timeout)
         if not is_done:
             log.warning("tensortap: the provenance of %s is still being collected", self._folder)
         return is_done
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the requested checks; return False if they take longer than `timeout`."""
-        if os.getpid() != self._pid:
-            return True
-        with self._changed:
-            self._urgent = self._urgent or self._requested
-            self._changed.notify_all()
-            return self._changed.wait_for(lambda: not (self._requested or self._busy), timeout)
-
-    def close(self, timeout: float = 3.0) -> bool:
+    def close(self, timeout: float = 30.0) -> bool:
         """Finish the requested checks without pauses; return False if it took too long."""
         if os.getpid() != self._pid:
             return True
@@ -235,10 +246,9 @@ class Keeper:
         self._collector.stopped = True
         if self._thread.is_alive():
             log.warning(
-                "tensortap: the provenance of %s is not complete: reading the uncommitted changes "
-                "took too long",
-                self._folder,
-            )
+                "tensortap: the provenance of %s is not complete: %s took more than %.0f s",
+                self._folder, self._collector.doing, timeout,
+            )  # fmt: skip
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -252,6 +262,7 @@ class Keeper:
                 if not self._requested:
                     return
                 self._requested = self._urgent = False
+                self._collector.begin()
                 self._busy = True
             began = time.monotonic()
             try:
@@ -261,7 +272,8 @@ class Keeper:
             except Exception:
                 log.exception("provenance")  # only with TENSORTAP_STRICT
             took = time.monotonic() - began
-            due = time.monotonic() + max(self._interval, REST * took)
+            # while a check runs, training may be slower by a third: it costs one percent at most
+            due = time.monotonic() + max(self._interval, 50 * took)
             with self._changed:
                 self.checks += 1
                 self._busy = False

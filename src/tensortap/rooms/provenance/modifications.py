@@ -12,12 +12,12 @@ imported).
 from __future__ import annotations
 
 import functools
+import operator
 import os
-import re
 import sys
-import tokenize
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,17 +33,11 @@ _HOOKS = frozenset(  # attributes that Python offers for replacement
 
 
 class Modification(NamedTuple):
-    """The code that stands in for a function, method or class of a package.
+    """The code that stands in for a function, method or class of a package."""
 
-    `kind` is "replaced", "overrides" (a base class has the original) or "added" (there was none).
-    """
-
-    kind: str
     by: str  # "__main__.new_forward"
-    module: str
     file: str | None
     line: int | None
-    original: str | None  # "file:line" of the definition, or the method of the base class
 
 
 class _Place(NamedTuple):
@@ -54,7 +48,45 @@ class _Place(NamedTuple):
     module: str
     name: str = ""  # qualified, within the module
     line: int = 0
-    cls: Any = None
+
+
+Replaced = tuple[Any, str, Any]
+"""The name of a module, or a class; an attribute of it; and its value."""
+
+
+class Seen:
+    """The functions of all loaded modules, to notice at any moment which of them are replaced."""
+
+    def __init__(self) -> None:
+        # module or class, its attributes, which of them are functions, and these functions
+        self._known: list[tuple[Any, Mapping[str, Any], bytes, list[Any]]] = []
+        self._ids: set[int] = set()  # of modules and classes
+        self.update()
+
+    def update(self) -> None:
+        """Add the modules that were loaded since."""
+        new = [(name, module, _content(module)) for name, module in list(sys.modules.items())]
+        while new:
+            name, space, content = new.pop()
+            if id(space) in self._ids:
+                continue
+            self._ids.add(id(space))
+            values = list(content.values())
+            mask = bytes([callable(v) or type(v) in (classmethod, property) for v in values])
+            known = list(compress(values, mask))
+            self._known.append((name, content, mask, known))
+            classes = [value for value in known if issubclass(type(value), type)]
+            new += [(cls, cls, _get(cls, "__dict__")) for cls in classes]
+
+    def replaced(self) -> list[Replaced]:
+        """Return what is not as it was; the loops run in C, because training waits for them."""
+        return [
+            (where, key, value)
+            for where, content, mask, known in self._known
+            if not all(map(operator.is_, compress(content.values(), mask), known))
+            for (key, value), old in zip(compress([*content.items()], mask), known, strict=False)
+            if value is not old
+        ]
 
 
 class Finder:
@@ -67,29 +99,47 @@ class Finder:
         self._roots = tuple(os.path.join(path, "") for path in (str(root), os.path.realpath(root)))
         self._known: dict[str, str | None] = {"": None}  # the owners of files
 
-    def find(self) -> dict[str, Modification]:
-        """Return the modifications by the qualified name of what they replace."""
-        found = {}
+    def find(self, replaced: Iterable[Replaced] = ()) -> dict[str, Modification]:
+        """Return the modifications by the qualified name of what they replace.
+
+        `replaced` is what `Seen` has noticed before.
+        """
+        found: dict[str, Modification] = {}
+        for where, key, value in replaced:
+            place = self._class_place(where) if isinstance(where, type) else self._place(where)
+            if place.owner != PROJECT:
+                self._look(place, key, value, found)
         for place, content in self._namespaces():
             for key in list(content):
-                for value in _functions(content.get(key)):
-                    modification = self._examine(place, key, value)
-                    if modification is not None:
-                        found[".".join(filter(None, (*place[2:4], key)))] = modification
+                self._look(place, key, content.get(key), found)
         return {where: found[where] for where in sorted(found.keys() - _HOOKS)}
+
+    def _look(self, place: _Place, key: str, found: Any, into: dict[str, Modification]) -> None:
+        for value in _functions(found):
+            origin = self._origin(value)
+            if origin is None or origin.owner != PROJECT:
+                continue
+            if origin.module == place.module == "unittest.mock":
+                continue
+            where = ".".join(filter(None, (place.module, place.name, key)))
+            by = f"{origin.module}.{origin.name}"
+            into[where] = Modification(by, origin.file or None, origin.line or None)
+
+    def _place(self, module: str) -> _Place:
+        file = _text(_content(sys.modules.get(module)).get("__file__"))
+        return _Place(self._owner(file, module), file, module)
 
     def _namespaces(self) -> Iterator[tuple[_Place, Mapping[str, Any]]]:
         """Yield the modules of packages and the classes that are defined in them."""
         seen: set[int] = set()
         for name, module in list(sys.modules.items()):
-            content = _content(module)
-            file = _text(content.get("__file__"))
-            owner = self._owner(file, name)
+            content, place = _content(module), self._place(name)
+            owner = place.owner
             if not content or id(content) in seen or owner == PROJECT:
                 continue
             seen.add(id(content))
             self._pause()
-            yield _Place(owner, file, name), content
+            yield place, content
             classes = list(content.values())
             while classes:
                 cls = classes.pop()
@@ -99,7 +149,7 @@ class Finder:
                 place = self._class_place(cls)
                 if place.owner == owner:
                     members = _get(cls, "__dict__")
-                    yield place._replace(file=self._file_of_methods(place, members)), members
+                    yield place, members
                     classes += members.values()
 
     def _owner(self, file: str, module: str) -> str:
@@ -119,15 +169,7 @@ class Finder:
 
     def _class_place(self, cls: type) -> _Place:
         module = _text(_get(cls, "__module__"))
-        file = _text(_content(sys.modules.get(module)).get("__file__"))
-        return _Place(self._owner(file, module), file, module, _get(cls, "__qualname__"), cls=cls)
-
-    def _file_of_methods(self, place: _Place, members: Mapping[str, Any]) -> str:
-        """Return the file of a class: many classes claim to belong to another module."""
-        codes = [v.__code__ for v in list(members.values()) if type(v) is types.FunctionType]
-        files = [code.co_filename for code in codes if code.co_qualname.startswith(place.name)]
-        own = (file for file in files if self._owner(file, place.module) == place.owner)
-        return next(own, place.file)
+        return self._place(module)._replace(name=_get(cls, "__qualname__"))
 
     def _origin(self, value: Any) -> _Place | None:
         if type(value) is types.FunctionType:
@@ -144,28 +186,6 @@ class Finder:
             if kind.module == "unittest.mock" or kind.owner == PROJECT:
                 return kind._replace(owner=PROJECT)
         return None
-
-    def _examine(self, place: _Place, key: str, value: Any) -> Modification | None:
-        origin = self._origin(value)
-        if origin is None or origin.owner != PROJECT:
-            return None
-        if origin.module == place.module == "unittest.mock":
-            return None
-        text, before = _source(place.file, place.name)
-        match = _definition(text, key)
-        mro = _get(place.cls, "__mro__")[1:-1] if place.cls is not None else ()
-        base = next((base for base in mro if key in _get(base, "__dict__")), None)
-        kind, original = "added", None
-        if match is not None:
-            line = before + text.count("\n", 0, match.start()) + 1
-            kind, original = "replaced", f"{place.file}:{line}"
-        elif base is not None:
-            kind = "overrides"
-            original = f"{_get(base, '__module__')}.{_get(base, '__qualname__')}.{key}"
-        elif not text or "import *" in text or re.search(rf"\b{re.escape(key)}\b", text):
-            kind = "replaced"
-        by, file = f"{origin.module}.{origin.name}", origin.file or None
-        return Modification(kind, by, origin.module, file, origin.line or None, original)
 
 
 def _functions(value: Any) -> tuple[Any, ...]:
@@ -195,35 +215,3 @@ def _content(module: Any) -> Mapping[str, Any]:
         return {}
     content: Mapping[str, Any] = object.__getattribute__(module, "__dict__")
     return content
-
-
-@functools.lru_cache(maxsize=64)
-def _read(file: str) -> str:
-    if not file.endswith(".py"):
-        return ""
-    try:
-        with tokenize.open(file) as stream:
-            return stream.read()
-    except (OSError, SyntaxError, ValueError):
-        return ""
-
-
-def _source(file: str, scope: str) -> tuple[str, int]:
-    """Return the source of a module or of a class in it, and the number of lines before it."""
-    text, before = _read(file), 0
-    for name in filter(None, scope.split(".")):
-        head = re.search(rf"^([ \t]*)class\s+{re.escape(name)}\b.*\n", text, re.MULTILINE)
-        if head is None:
-            return "", 0
-        end = re.compile(rf"^[ \t]{{0,{len(head[1])}}}[^\s#)]", re.M).search(text, head.end())
-        before += text.count("\n", 0, head.end())
-        text = text[head.end() : end.start() if end else None]
-    return text, before
-
-
-def _definition(text: str, key: str) -> re.Match[str] | None:
-    """Find a definition in the outermost block of a source."""
-    first = re.search(r"^([ \t]*)[^\s#]", text, re.MULTILINE)
-    indent = first[1] if first else ""
-    pattern = rf"^({indent})(?:async\s+)?(?:def|class)\s+{re.escape(key)}\b"
-    return re.search(pattern, text, re.MULTILINE)

@@ -1,7 +1,8 @@
 """packages.json: which distributions are installed, and which of them the program uses.
 
-Metadata is searched for name and version only: parsing all of it takes ten times as long. Packages
-installed with ``setup.py develop``, which has no ``direct_url.json``, count as installed normally.
+Metadata is searched for name and version only: parsing all of it takes ten times as long. A package
+whose module has another name (PIL, yaml) has its version only. Packages installed with ``setup.py
+develop``, which has no ``direct_url.json``, count as installed normally.
 """
 
 from __future__ import annotations
@@ -23,40 +24,24 @@ from tensortap.rooms.provenance.project import PYTHON, owner_of_file
 from tensortap.rooms.provenance.redact import Redactor
 
 _HEAD = re.compile(r"^(Name|Version):[ \t]*(.*?)[ \t]*$", re.MULTILINE)
-_TOP = re.compile(r"^[^/,\n]+", re.MULTILINE)  # of the paths in RECORD
 
 
-def packages_info(redactor: Redactor | None = None) -> dict[str, Any]:
+def packages_info() -> dict[str, Any]:
     """Return the content of packages.json.
 
     >>> packages_info()["packages"]["tensortap"]["version"]
     '...'
     """
-    redactor = redactor or Redactor()
+    redactor = Redactor()
     imported = _imported()
     installed = _installed()
-    names = {normalized(name) for name, _, _ in installed}
-    by_name: dict[str, list[str]] = {}
-    for module in imported:
-        by_name.setdefault(normalized(module), []).append(module)
-    # loaded modules whose distribution has another name: PIL, yaml, sklearn
-    others = {
-        module
-        for name in by_name.keys() - names
-        for module in by_name[name]
-        if owner_of_file(imported[module]) is not None
-    }
     used: dict[str, dict[str, Any]] = {}
     for name, version, dist in installed:
-        modules = by_name.get(normalized(name), [])
-        if not modules and others:
-            modules = _modules_of(dist, others)
+        location = imported.get(normalized(name))
         origin = _origin(dist, redactor)
-        if modules or origin:
-            location = imported[modules[0]] if modules else str(dist.locate_file(""))
+        if location or origin:
+            location = location or str(dist.locate_file(""))
             used[name] = {"version": version, "location": location, **origin}
-            if modules and [normalized(m) for m in modules] != [normalized(name)]:
-                used[name]["modules"] = modules
     versions = {name: version for name, version, _ in installed}
     return {
         "python_version": platform.python_version(),
@@ -114,7 +99,7 @@ def _read(dist: Distribution, file: str) -> str:
 
 
 def _imported() -> dict[str, str]:
-    """Return the top-level modules that are loaded, except Python's own, with their location."""
+    """Return where the loaded top-level modules are, except Python's own, by normalized name."""
     found = {}
     for name, module in list(sys.modules.items()):
         if "." in name or name == "__main__" or not issubclass(type(module), types.ModuleType):
@@ -122,21 +107,8 @@ def _imported() -> dict[str, str]:
         content = object.__getattribute__(module, "__dict__")
         file = content.get("__file__")
         if isinstance(file, str) and owner_of_file(file) != PYTHON:
-            found[name] = os.path.dirname(file) if "__path__" in content else file
+            found[normalized(name)] = os.path.dirname(file) if "__path__" in content else file
     return found
-
-
-def _modules_of(dist: Distribution, modules: set[str]) -> list[str]:
-    """Return which of the loaded top-level modules a distribution has installed."""
-    tops = _tops(dist)
-    return sorted(m for m in modules if m in tops or f"{m}.py" in tops)
-
-
-@functools.cache
-def _tops(dist: Distribution) -> frozenset[str]:
-    """Return what a distribution has installed at the top level: folders and files."""
-    stated = _read(dist, "top_level.txt").split()
-    return frozenset(stated or _TOP.findall(_read(dist, "RECORD")))
 
 
 @functools.cache

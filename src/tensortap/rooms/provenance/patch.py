@@ -100,14 +100,11 @@ def _choose_untracked(git: Git, limit: int, skip: tuple[Path, ...]) -> Untracked
             status = full.lstat()
         except OSError:
             continue  # deleted in the meantime
-        is_file = stat.S_ISREG(status.st_mode)
         if path.endswith("/"):
             chosen.leave_out(path, 0, "a repository of its own")
         elif is_credential_file(full.name):
             chosen.leave_out(path, status.st_size, "its name suggests that it holds credentials")
-        elif not (is_file or stat.S_ISLNK(status.st_mode)):
-            chosen.leave_out(path, 0, "not a file")
-        elif is_file and not os.access(full, os.R_OK):
+        elif stat.S_ISREG(status.st_mode) and not os.access(full, os.R_OK):
             chosen.leave_out(path, status.st_size, "not readable")
         else:
             sizes.append((status.st_size, path))
@@ -153,10 +150,7 @@ def _add(git: Git, paths: list[str], environ: dict[str, str]) -> None:
     command = ("update-index", "--add", "--remove", "-z", "--stdin")
     # without the repository's objects, because git would touch those that it finds there
     alone = {k: v for k, v in environ.items() if k != "GIT_ALTERNATE_OBJECT_DIRECTORIES"}
-    try:
-        git.run(*command, environ=alone, stdin=names)
-    except GitFailed:  # a sparse index has to be read with its trees
-        git.run(*command, environ=environ, stdin=names)
+    git.run(*command, environ=alone, stdin=names)
 
 
 def redact_patch(file: Path, redactor: Redactor) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import shlex
@@ -11,7 +10,6 @@ from pathlib import Path
 
 from tensortap.core.files import contained
 from tensortap.rooms.provenance.redact import HIDDEN
-from tensortap.rooms.provenance.runtime import LAUNCHED
 from tensortap.rooms.provenance.stored import (
     StoredPackage,
     StoredPackages,
@@ -24,13 +22,16 @@ _TORCH_INDEX = "https://download.pytorch.org/whl/"
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 _SOURCE = re.compile(r"(git|hg|svn|bzr)\+(https?|ssh|git|file)://[!-~]+@[A-Za-z0-9][\w./-]*", re.A)
-# variables of the shell in which it ran: a terminal, a login, a virtual environment
+# variables of the shell in which it ran (a terminal, a login, a virtual environment), and those
+# that launchers set for each process
 _SHELL = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|PWD|OLDPWD|SHLVL|_|TERM|TERM_\w+|COLORTERM|DISPLAY|XAUTHORITY"
     r"|WAYLAND_DISPLAY|SSH_\w+|DBUS_\w+|XDG_\w+|MAIL|LS_COLORS|LESS\w*|HOST|HOSTNAME|EDITOR|VISUAL"
     r"|PAGER|WINDOWID|TMUX\w*|STY|VIRTUAL_ENV\w*|CONDA_\w+|PYENV_\w+|PS1|TMPDIR|TEMP|TMP|LINES"
     r"|COLUMNS|INVOCATION_ID|JOURNAL_STREAM|JPY_\w+|VSCODE_\w+|PYTEST_\w+|SLURM_\w+|MANPATH"
     r"|INFOPATH|__\w+"
+    r"|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+"
+    r"|TORCH_NCCL_ASYNC_ERROR_HANDLING"
 )
 
 
@@ -90,7 +91,6 @@ class Recipe:
         self._old = old.rstrip("/")
         self._new = new
         self._variables = runtime.environment_variables
-        self._secrets: list[str] = []  # arguments whose value is a secret
         self.missing: list[str] = []
         self.notes: list[str] = []
         try:
@@ -105,7 +105,6 @@ class Recipe:
         exports: list[str] = []
         hidden: list[str] = []
         shell: list[str] = []
-        launched: list[str] = []
         for name, value in self._variables.items():
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or "\0" in value:
                 continue  # functions that bash exports
@@ -114,8 +113,6 @@ class Recipe:
             if HIDDEN in value:
                 hidden.append(name)
                 exports.append(f"{comment.replace(shlex.quote(HIDDEN), '')}  # a secret: fill in")
-            elif name in LAUNCHED:
-                launched.append(comment)
             elif _SHELL.fullmatch(name):
                 shell.append(comment)
             else:
@@ -125,30 +122,25 @@ class Recipe:
                 f"secrets: fill in {', '.join(hidden)} in environment.sh, or set them in the shell"
             )
         size = self._variables.get("WORLD_SIZE", "1")
-        if launched and not self._launcher and size.isdigit() and int(size) > 1:
+        if not self._launcher and size.isdigit() and int(size) > 1:
             self.missing.append(
                 f"the launcher: the run was one of {size} processes, and what started them is "
                 "not known"
             )
-        lines = ["# sourced by run.sh", *exports]
-        for number, argument in enumerate(self._secrets, 1):
-            lines.append(f"# export TENSORTAP_SECRET_{number}=  # {printable(argument)}: fill in")
-        if launched:
-            lines += ["", "# set by the launcher for each process", *launched]
-        if shell:
-            lines += ["", "# of the shell in which it ran", *shell]
+        lines = ["# sourced by run.sh", *exports, "", "# of the old shell and launcher", *shell]
         return "\n".join(lines) + "\n"
 
     def script(self, run: Path) -> str:
         """Return run.sh."""
-        name = printable(str(run))
+        check = "echo 'replace *** in run.sh, then delete this line' >&2; exit 1\n"
         return (
             "#!/bin/sh\n"
-            f"# runs {name} again; PYTHON=… chooses the interpreter\n"
+            f"# runs {printable(str(run))} again; PYTHON=… chooses the interpreter\n"
             "set -e\n"
             'here=$(cd "$(dirname "$0")" && pwd)\n'
             '. "$here/environment.sh"\n'
             f"cd {self._folder}\n"
+            f"{check if HIDDEN in self.command else ''}"
             f"exec {self.command}\n"
         )
 
@@ -169,22 +161,9 @@ class Recipe:
             self.missing.append("the program: it was typed into an interactive Python")
         elif any("ipykernel" in word for word in words[:2]):
             self.missing.append("the program: it ran in a notebook")
-        pairs = itertools.pairwise(["", *words])
-        shell += [self._argument(word, before) for before, word in pairs]
-        return " ".join(shell)
-
-    def _argument(self, word: str, before: str) -> str:
-        if HIDDEN not in word:
-            return self._relocated(word)
-        name = word.partition("=")[0] if "=" in word else before
-        first, *rest = [shlex.quote(part) if part else "" for part in word.split(HIDDEN)]
-        quoted = first
-        for part in rest:
-            self._secrets.append(name)
-            variable = f"TENSORTAP_SECRET_{len(self._secrets)}"
-            quoted += f'"${{{variable}:?fill it in in environment.sh}}"{part}'
-        self.missing.append(f"a secret of the command: the value of {name}")
-        return quoted
+        if any(HIDDEN in word for word in words):
+            self.missing.append("secrets of the command: replace *** in run.sh")
+        return " ".join([*shell, *map(self._relocated, words)])
 
     def _working_directory(self, old: str) -> str:
         if self._new is not None and self._inside(old):

@@ -12,21 +12,17 @@
 A run may come from a stranger, so that nothing in it is trusted. Commits are fetched into a new
 repository with a configuration of its own: filters, hooks and settings of the repository that the
 run names have no effect, and git runs there only to send objects. Nothing is written outside of
-OUT, and nothing of the run is executed before `Reproduced.start`.
+OUT, and nothing of the run is executed: the user reads run.sh and starts it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import os
 import platform
 import re
-import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +32,6 @@ from tensortap.core.files import CorruptFile, folder_mode, read_small, restrict
 from tensortap.core.limits import format_size
 from tensortap.rooms.provenance import versions
 from tensortap.rooms.provenance.gitcmd import Git, GitFailed
-from tensortap.rooms.provenance.packages import normalized
 from tensortap.rooms.provenance.patch import MAX_PATCH, fill_redacted
 from tensortap.rooms.provenance.recipe import Recipe, requirements
 from tensortap.rooms.provenance.stored import (
@@ -60,19 +55,6 @@ class Reproduced:
     missing: tuple[str, ...]  # what could not be restored
     notes: tuple[str, ...]
 
-    def preview(self) -> str:
-        """Return what `start` would execute: the variables it exports, and run.sh."""
-        words = shlex.split((self.folder / "environment.sh").read_text("utf-8"), comments=True)
-        exports = [f"export {shlex.quote(word)}" for word in words if word != "export"]
-        lines = [*exports, *self.script.read_text("utf-8").splitlines()]
-        return "\n".join(printable(line, len(line)) for line in lines)
-
-    def start(self) -> int:
-        """Run the program with this Python, and return its exit status."""
-        path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
-        environ = {**os.environ, "PYTHON": sys.executable, "PATH": path}
-        return subprocess.run(["sh", str(self.script)], env=environ, check=False).returncode
-
 
 def reproduce(
     run: Path | str,
@@ -87,7 +69,7 @@ def reproduce(
     If the code changed during the run, this is the state in which the program started. `say` is
     called with messages about the progress::
 
-        reproduce("experiments/20261115_181530", "again").start()
+        reproduce("experiments/20261115_181530", "again")
     """
     run = Path(run)
     if not run.is_dir():
@@ -135,7 +117,7 @@ class _Job:
         restrict(self._out / "environment.sh")  # secrets are filled in there
         script = self._out / "run.sh"
         script.write_text(recipe.script(self._run), "utf-8")
-        script.chmod(0o755)
+        script.chmod(0o700)  # secrets may be filled in there as well
         self.missing += recipe.missing
         self.notes += recipe.notes
         modified = list(self._git_info.modifications)
@@ -256,22 +238,9 @@ class _Job:
         if self._packages is None:
             self.missing.append("the packages: packages.json is not in the run")
             return
-        checkouts = self._git_info.packages
-        text, missing = requirements(self._packages, checkouts)
+        text, missing = requirements(self._packages, self._git_info.packages)
         (self._out / "requirements.txt").write_text(text, "utf-8")
         self.missing += missing
-        here = {
-            normalized(str(dist.name)): dist.version
-            for dist in importlib.metadata.distributions()
-            if dist.name
-        }
-        then = self._packages.all_packages
-        differ = [name for name, version in then.items() if here.get(normalized(name)) != version]
-        if differ:
-            self.notes.append(
-                f"{len(differ)} packages differ from this environment ({_few(differ)}): "
-                "pip install -r requirements.txt"
-            )
         python = self._packages.python_version
         if python and python != platform.python_version():
             self.missing.append(f"Python {python}: this is {platform.python_version()}")

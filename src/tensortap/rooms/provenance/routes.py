@@ -13,10 +13,6 @@ from tensortap.page.responses import PageRequest, PageRoute
 from tensortap.runs import layout
 from tensortap.runs.run_reader import RunReader
 
-_MAX_PATCHES = 20
-_PATCH_CHARACTERS = 400_000
-_LARGEST_PATCH = 64 << 20  # bytes
-
 
 def provenance(request: PageRequest) -> dict[str, Any]:
     """Return what ran, what was modified, and how to reproduce it."""
@@ -54,12 +50,12 @@ def _read(folder: Path, name: str) -> dict[str, Any]:
 
 def _patches(folder: Path) -> list[dict[str, Any]]:
     patches = []
-    for path in sorted(folder.glob("*.patch"))[:_MAX_PATCHES]:
+    for path in sorted(folder.glob("*.patch"))[:20]:
         try:
-            text = read_small(folder, path.name, _LARGEST_PATCH).decode("utf-8", "replace")
+            text = read_small(folder, path.name, 64 << 20).decode("utf-8", "replace")
         except (OSError, CorruptFile) as error:
             text = str(error)
-        patches.append({"name": path.name, "size": len(text), "text": text[:_PATCH_CHARACTERS]})
+        patches.append({"name": path.name, "size": len(text), "text": text[:400_000]})
     return patches
 
 

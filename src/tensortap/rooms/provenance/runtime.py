@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import hashlib
 import os
 import platform
 import shlex
@@ -19,23 +18,16 @@ from typing import Any
 
 from tensortap.rooms.provenance.redact import Redactor
 
-# variables that launchers set for each of the processes that they start
-LAUNCHED = (
-    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
-    "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-    "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-)  # fmt: skip
 _LAUNCHERS = ("torchrun", "torch.distributed", "accelerate", "deepspeed", "lightning", "fabric")
 
 
-def runtime_info(redactor: Redactor | None = None) -> dict[str, Any]:
+def runtime_info() -> dict[str, Any]:
     """Return the content of runtime_info.json.
 
     >>> sorted(runtime_info()["command"])[:3]
     ['argv', 'executable', 'full_command']
     """
-    redactor = redactor or Redactor()
+    redactor = Redactor()
     try:
         working_directory = os.getcwd()
     except OSError:  # it was deleted
@@ -57,9 +49,7 @@ def runtime_info(redactor: Redactor | None = None) -> dict[str, Any]:
 
 def comparable(info: dict[str, Any]) -> dict[str, Any]:
     """Return the part of runtime_info.json that makes a new version when it changes."""
-    seeds = info.get("seeds") or {}
-    steady = {name: value for name, value in seeds.items() if not name.endswith("_state")}
-    return {**{k: v for k, v in info.items() if k != "timestamp"}, "seeds": steady}
+    return {key: value for key, value in info.items() if key != "timestamp"}
 
 
 def _command(redactor: Redactor) -> dict[str, Any]:
@@ -91,46 +81,17 @@ def _launcher() -> list[str]:
 
 
 def seeds() -> dict[str, Any]:
-    """Return the seeds that can be read without drawing a number.
-
-    Those that end in ``_state`` are digests of a generator: equal ones draw equal numbers.
-    """
+    """Return the seeds that can be read without drawing a number."""
     found: dict[str, Any] = {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED")}
-    for name, read in (("random", _random), ("numpy", _numpy), ("torch", _torch), ("jax", _jax)):
-        if name in sys.modules:
-            with contextlib.suppress(Exception):  # half imported, or a version without it
-                found.update(read(sys.modules[name]))
+    torch: Any = sys.modules.get("torch")
+    jax: Any = sys.modules.get("jax")
+    with contextlib.suppress(AttributeError):  # not imported, or half imported
+        found["torch"] = torch.default_generator.initial_seed()
+        found["torch_deterministic"] = torch.are_deterministic_algorithms_enabled()
+    with contextlib.suppress(AttributeError):
+        found["jax_default_prng_impl"] = str(jax.config.jax_default_prng_impl)
+        found["jax_enable_x64"] = bool(jax.config.jax_enable_x64)
     return found
-
-
-def _random(random: Any) -> dict[str, Any]:
-    return {"random_state": _digest(repr(random.getstate()).encode())}
-
-
-def _numpy(numpy: Any) -> dict[str, Any]:
-    if "numpy.random" not in sys.modules:
-        return {}
-    state = sys.modules["numpy.random"].get_state(legacy=False)["state"]
-    data = state["key"].tobytes() if "key" in state else repr(sorted(state.items())).encode()
-    return {"numpy_state": _digest(data + repr(state.get("pos")).encode())}
-
-
-def _torch(torch: Any) -> dict[str, Any]:
-    return {
-        "torch": torch.default_generator.initial_seed(),
-        "torch_deterministic": torch.are_deterministic_algorithms_enabled(),
-    }
-
-
-def _jax(jax: Any) -> dict[str, Any]:
-    return {
-        "jax_default_prng_impl": str(jax.config.jax_default_prng_impl),
-        "jax_enable_x64": bool(jax.config.jax_enable_x64),
-    }
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def device_names() -> list[str]:

@@ -8,7 +8,6 @@ in which the program started. Patches have the number of the ``git_info`` that r
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -23,11 +22,6 @@ from tensortap.core.limits import parse_size
 
 KEPT = 100  # versions of a file
 MAX_JSON = parse_size("8 MiB")
-
-
-def current(folder: Path, stem: str) -> dict[str, Any] | None:
-    """Return the newest version of a file, or None if it does not exist or is damaged."""
-    return read_version(folder, stem, None)
 
 
 def numbers(folder: Path, stem: str) -> list[int]:
@@ -52,7 +46,7 @@ def numbered(name: str, number: int | None) -> str:
     return f"{stem}.{number}{dot}{suffix}"
 
 
-def read_version(folder: Path, stem: str, number: int | None) -> dict[str, Any] | None:
+def read_version(folder: Path, stem: str, number: int | None = None) -> dict[str, Any] | None:
     """Return one version of a file (None is the newest), or None if it cannot be read."""
     try:
         text = read_small(folder, numbered(f"{stem}.json", number), MAX_JSON)
@@ -69,17 +63,16 @@ def write(folder: Path, stem: str, info: Mapping[str, Any], *, keep: bool) -> No
     _write(folder / f"{stem}.json", json.dumps(info, indent=2, ensure_ascii=False).encode())
 
 
-def archive(folder: Path, stem: str, patches: tuple[str, ...] = ()) -> None:
-    """Copy the newest version and its patches to the next number, if there are not too many."""
+def archive(folder: Path, stem: str, patch: str = "") -> None:
+    """Copy the newest version and its patch to the next number, if there are not too many."""
     number = (numbers(folder, stem) or [0])[-1] + 1
     file = folder / f"{stem}.json"
     if not file.exists() or number > KEPT:
         return
     data = file.read_bytes()
-    for name in patches:
-        with contextlib.suppress(FileNotFoundError):
-            _write(folder / numbered(name, number), (folder / name).read_bytes())
-        data = data.replace(f'"See {name}"'.encode(), f'"See {numbered(name, number)}"'.encode())
+    if patch and (folder / patch).exists():
+        _write(folder / numbered(patch, number), (folder / patch).read_bytes())
+        data = data.replace(f'"See {patch}"'.encode(), f'"See {numbered(patch, number)}"'.encode())
     _write(folder / numbered(file.name, number), data)
 
 

@@ -55,49 +55,40 @@ def ranks(
 
 def _print(rows: list[dict[str, Any]], dims: tuple[str, ...], found: list[RankFinding]) -> None:
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
     from tensortap.core.files import plain
 
     console = Console()
     newest = max((row["last_step"] for row in rows if row["records"]), default=0)
-    late = [row for row in rows if row["behind"]]
     records = sum(row["records"] for row in rows)
     mesh = "" if dims == ("rank",) else f", mesh {' × '.join(map(plain, dims))}"
     console.print(
         f"{len(rows):,} ranks{mesh}, {records:,} records, newest step {newest:,}", highlight=False
     )
-    if len(rows) <= _MOST_RANKS:
-        console.print(_table(rows))
-    elif late:
-        console.print(_table(late[:_MOST_LINES]))
+    late = [row for row in rows if row["behind"]]
+    listed = rows if len(rows) <= _MOST_RANKS else late[:_MOST_LINES]
+    if listed:
+        table = Table(box=None, pad_edge=False, header_style="bold dim")
+        for name in ("rank", "place", "records", "steps", "behind"):
+            table.add_column(name, justify="left" if name == "place" else "right")
+        for row in listed:
+            steps = f"{row['first_step']:,} to {row['last_step']:,}" if row["records"] else "none"
+            behind = f"{row['behind']:,} steps" if row["behind"] else ""
+            table.add_row(
+                str(row["rank"]), Text(plain(row["place"]), style="cyan"), f"{row['records']:,}",
+                steps, Text(behind, style="yellow"),
+            )  # fmt: skip
+        console.print(table)
     if len(rows) > _MOST_RANKS:
         more = len(late) - _MOST_LINES
-        words = [f"and {more:,} more are behind"] if more > 0 else []
-        words.append(f"{len(rows) - len(late):,} ranks are at step {newest:,}")
-        console.print("; ".join(words), style="dim", highlight=False)
+        words = f"and {more:,} more are behind; " if more > 0 else ""
+        words += f"{len(rows) - len(late):,} ranks are at step {newest:,}"
+        console.print(words, style="dim", highlight=False)
     for each in found[:_MOST_LINES]:
         console.print(Text(plain(each.message, 400), style=_STYLES[each.rule]))
     if len(found) > _MOST_LINES:
         console.print(f"and {len(found) - _MOST_LINES:,} more (--json)", style="dim")
     if not found:
         console.print("no rank disagrees with the others", style="dim")
-
-
-def _table(rows: list[dict[str, Any]]) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
-    from tensortap.core.files import plain
-
-    has_places = any(row["place"] for row in rows)
-    shown = Table(box=None, pad_edge=False, header_style="bold dim")
-    for name in ("rank", *(["place"] if has_places else []), "records", "steps", "behind"):
-        shown.add_column(name, justify="left" if name == "place" else "right")
-    for row in rows:
-        steps = f"{row['first_step']:,} to {row['last_step']:,}" if row["records"] else "none"
-        behind = f"{row['behind']:,} steps" if row["behind"] else ""
-        place = [Text(plain(row["place"]), style="cyan")] if has_places else []
-        cells = (f"{row['records']:,}", steps, Text(behind, style="yellow"))
-        shown.add_row(str(row["rank"]), *place, *cells)
-    return shown

@@ -10,15 +10,8 @@ import numpy as np
 
 from tensortap.page.encoding import Figure, Floats, Integers, labels, template_text, typed
 from tensortap.rooms.figures.figures.heatmap import color_bar, color_range, column_range
-from tensortap.rooms.figures.figures.panels import whole_ticks
-from tensortap.rooms.figures.figures.theme import (
-    FigureTheme,
-    layout,
-    message_figure,
-    scale,
-    theme_of,
-)
-from tensortap.rooms.figures.figures.traces import marks_trace
+from tensortap.rooms.figures.figures.parts import marks_trace, whole_ticks
+from tensortap.rooms.figures.figures.theme import COLORS, layout, message_figure, scale
 from tensortap.rooms.ranks.mesh import MeshLayout, RankGroup, group_keys, rank_tree
 from tensortap.rooms.ranks.ranks import RankMatrix, over_names, over_steps
 from tensortap.table.table import Table, locked
@@ -56,7 +49,6 @@ def ranks_figure(
     names: Sequence[str] | None = None,
     opened: Collection[str] | None = None,
     minus_median: bool = False,
-    theme: str = "light",
 ) -> Figure:
     """Return a heatmap of a statistic: ranks by steps of `name`, or by layers at `step`.
 
@@ -74,7 +66,7 @@ def ranks_figure(
         matrix = over_names(table, kind, step, metric, names)
     if not matrix.value.size:
         where = f"of {name}" if step is None else f"at step {step:,}"
-        return {**message_figure(f"no {metric} {where} ({kind})", theme=theme), "rows": []}
+        return {**message_figure(f"no {metric} {where} ({kind})"), "rows": []}
     outliers, total = _named_outliers(matrix, mesh), len(matrix.columns)
     matrix = _thinned(matrix, _COLUMNS)
     if opened is None:
@@ -86,7 +78,7 @@ def ranks_figure(
     x = matrix.columns if step is None else np.arange(len(matrix.columns))
     column_names = [] if step is None else [table.names[i] for i in matrix.columns.tolist()]
     percent = bool(minus_median and (np.nan_to_num(matrix.value) >= 0).all())
-    figure = _figure(matrix, cells, x, metric, minus_median, percent, column_names, theme)
+    figure = _figure(matrix, cells, x, metric, minus_median, percent, column_names)
     rows = [_described(row, cells.outlier[i]) for i, row in enumerate(tree)]
     shown = {"columns": len(matrix.columns), "of_columns": total}
     paths = {rank: ".".join(map(str, place)) for rank, place in mesh.coordinates.items()}
@@ -146,9 +138,7 @@ def _figure(
     minus_median: bool,
     percent: bool,
     names: list[str],
-    theme: str,
 ) -> Figure:
-    colors = theme_of(theme)
     shown, title = cells.value, metric
     if minus_median:
         shown, title = cells.difference, f"{metric} − median"
@@ -165,17 +155,16 @@ def _figure(
     trace = {
         "type": "heatmap", "x": typed(x), "y": typed(y), "z": typed(z.astype(np.float32)),
         "zmin": limits[0], "zmax": limits[1], "hoverongaps": False,
-        "colorscale": scale(colors.sign if signed else colors.size),
+        "colorscale": scale(COLORS.sign if signed else COLORS.size),
         "colorbar": color_bar(title, limits, logarithmic),
         "customdata": typed(_custom(matrix, cells)),
         "hovertemplate": f"rank %{{customdata[0]}}<br>{where}<br>{template_text(metric)} "
         "%{customdata[2]:.5~g}<br>%{customdata[3]:+.3~g} to the median rank"
         "<br>%{customdata[4]:,.1f} deviations<extra></extra>",
     }  # fmt: skip
-    data = [trace, *_marks(cells, x, y, colors)]
+    data = [trace, *_marks(cells, x, y)]
     plain = {"showgrid": False, "zeroline": False}
     made = layout(
-        theme,
         xaxis={**plain, **_x_axis(x, names)},
         yaxis={**plain, "range": [len(cells.rank) - 0.5, -0.5], "visible": False,
                "fixedrange": True},
@@ -214,7 +203,7 @@ def _x_axis(x: Integers, names: list[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _marks(cells: RankCells, x: Integers, y: Integers, colors: FigureTheme) -> list[dict[str, Any]]:
+def _marks(cells: RankCells, x: Integers, y: Integers) -> list[dict[str, Any]]:
     """Return frames around outliers, and marks in tensors with NaN or Inf."""
     edges = np.append(x - np.append(1, np.diff(x)) / 2, 0.0)
     edges[-1] = 2.0 * x[-1] - edges[-2]
@@ -230,13 +219,13 @@ def _marks(cells: RankCells, x: Integers, y: Integers, colors: FigureTheme) -> l
             down += [row - 0.5, row - 0.5, row + 0.5, row + 0.5, row - 0.5, None]
     frames = {
         "type": "scatter", "mode": "lines", "x": across, "y": down, "hoverinfo": "skip",
-        "line": {"color": colors.bad, "width": 1.5}, "name": "outliers",
+        "line": {"color": COLORS.bad, "width": 1.5}, "name": "outliers",
     }  # fmt: skip
     data = [frames] if across else []
     if cells.nonfinite.any():
         rows, columns = np.nonzero(cells.nonfinite)
         data.append(marks_trace(
-            x[columns], y[rows], colors.nan, symbol="square", size=7, edge=colors.page,
+            x[columns], y[rows], COLORS.nan, symbol="square", size=7, edge=COLORS.page,
             name="NaN or Inf", customdata=typed(np.stack([rows, columns], axis=-1)),
             hoverinfo="skip",
         ))  # fmt: skip

@@ -56,37 +56,17 @@ def _read_layout(table: Table, ranks: list[int]) -> MeshLayout:
     if len(rows) < len(ranks) or not len(rows):
         return numbered
     rows = np.sort(rows)
-    texts = table.shard_keys().meshes(rows) if table.has_shard_keys else None
-    if texts is None:
-        cells = table.take(rows, ["tags"]).column("tags").to_pylist()
-        texts = [dict(cell or ()).get("mesh", "") for cell in cells]
-    meshes = [parse_mesh(text) for text in texts]
-    dims, sizes = meshes[0].dims, meshes[0].sizes
-    if not dims or any(each.dims != dims or each.sizes != sizes for each in meshes):
+    texts = table.shard_keys().meshes(rows)
+    places: dict[int, tuple[int, ...]] = {}
+    meshes = set()
+    for rank, text in zip(table.rank[rows].tolist(), texts, strict=True):
+        found = re.findall(r"(\S+)=(\d+)/(\d+)", text)  # such as dp=0/2 tp=1/4
+        places[rank] = tuple(int(index) for _, index, _ in found)
+        meshes.add(tuple((dim, size) for dim, _, size in found))
+    mesh = meshes.pop()
+    if not mesh or meshes or len(set(places.values())) < len(ranks):
         return numbered
-    places = dict(zip(table.rank[rows].tolist(), [each.place for each in meshes], strict=True))
-    if all(places.values()) and len(set(places.values())) == len(ranks):
-        return MeshLayout(dims, dict(sorted(places.items())))
-    return numbered
-
-
-class MeshPlace(NamedTuple):
-    """The dimensions of a mesh with their sizes, and where a rank is in it."""
-
-    dims: tuple[str, ...]
-    sizes: tuple[int, ...]
-    place: tuple[int, ...]
-
-
-def parse_mesh(text: str) -> MeshPlace:
-    """Return what the tag of a record says about the mesh; empty if it says nothing.
-
-    >>> parse_mesh("dp=0/2 tp=1/4")
-    MeshPlace(dims=('dp', 'tp'), sizes=(2, 4), place=(0, 1))
-    """
-    found = re.findall(r"(\S+)=(\d+)/(\d+)", text)
-    dims, places, sizes = zip(*found, strict=True) if found else ((), (), ())
-    return MeshPlace(dims, tuple(map(int, sizes)), tuple(map(int, places)))
+    return MeshLayout(tuple(dim for dim, _ in mesh), dict(sorted(places.items())))
 
 
 class RankGroup(NamedTuple):

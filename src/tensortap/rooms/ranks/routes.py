@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tensortap.page.responses import PageRequest, PageRoute
+from tensortap.rooms.figures.figures.theme import themed
 from tensortap.rooms.figures.routes import DEFAULT_STATISTIC, at_or_before, kind_of, searched
 from tensortap.rooms.ranks.figure import ranks_figure
 from tensortap.rooms.ranks.mesh import mesh_layout
@@ -23,9 +24,9 @@ def ranks(request: PageRequest) -> dict[str, Any]:
             table, mesh_layout(table), kind=kind, metric=request.text("metric", DEFAULT_STATISTIC),
             name=name, step=step, names=searched(request, table.layers(kind)),
             opened=opened.split(",") if opened else None,
-            minus_median=bool(request.text("median")), theme=request.theme,
+            minus_median=bool(request.text("median")),
         )  # fmt: skip
-    return {**figure, "step": step}
+    return {**themed(figure, request.theme), "step": step}
 
 
 ROUTES = (PageRoute("ranks", ranks),)

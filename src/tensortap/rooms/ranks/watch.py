@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tensortap.live.server import Server
 
 if TYPE_CHECKING:
     from tensortap.alerts import Alert
+    from tensortap.core.record import Record
     from tensortap.rooms.ranks.findings import RankFinding
     from tensortap.table.table import Table
 
@@ -19,7 +21,7 @@ log = logging.getLogger("tensortap")
 _INTERVAL = 1.0  # seconds
 _SHARE = 0.05  # of the time of a processor
 _NEVER = -(1 << 62)  # before all steps
-_MOST_RECORDS = 1 << 18  # that are compared; they take up to 200 MB
+_MOST_RECORDS = 1 << 17  # that are compared; they take up to 200 MB
 
 
 def watch_ranks(server: Server) -> None:
@@ -45,15 +47,11 @@ class RankWatch:
             return []
         # late: most sessions have one rank, and these import NumPy and Arrow
         from tensortap.alerts import record_of
-        from tensortap.rooms.ranks.findings import COMPARED, rank_findings, ranks_behind
-        from tensortap.rooms.ranks.recent import RecentRecords
-        from tensortap.table.table import Table
+        from tensortap.rooms.ranks.findings import rank_findings, ranks_behind
 
-        if self._table is None:
-            recent = RecentRecords(self._server.history, COMPARED, _MOST_RECORDS)
-            self._table, has_grown = Table(recent.open), True
-        else:
-            has_grown = self._table.refresh()
+        has_grown = self._table is None or self._table.refresh()
+        if self._table is None or len(self._table) > _MOST_RECORDS:
+            self._table = self._recent_records(_MOST_RECORDS // 2)
         now = time.time_ns()
         if has_grown or not self._is_complete:
             # if nothing more comes, what is missing of the newest steps does not come either
@@ -66,6 +64,24 @@ class RankWatch:
         for alert in alerts:
             log.warning("tensortap: %s", alert)
         return alerts
+
+    def _recent_records(self, most: int) -> Table:
+        """Return a table of at most so many of the newest records, to which later ones come."""
+        from tensortap.rooms.ranks.findings import COMPARED
+        from tensortap.table.sources import RecordSource
+        from tensortap.table.table import Table
+
+        history = self._server.history
+        cursor = max(0, history.written - most)
+
+        def new_records(_: int) -> Iterator[Record]:
+            nonlocal cursor
+            end = history.written
+            while cursor < end:
+                cursor, found = history.since(cursor, 1 << 15)
+                yield from (record for record in found if record.kind in COMPARED)
+
+        return Table(lambda: RecordSource(new_records, bounded=True, values=False))
 
     def _is_new(self, finding: RankFinding) -> bool:
         """Return whether a finding is no continuation of one that was reported."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from tensortap import values as arrays
 from tensortap.capture.pipeline import pipeline
+from tensortap.capture.selection import CallCounters
 from tensortap.core import ranks
 from tensortap.core.arguments import check_callable, check_choice, check_count
 from tensortap.core.errors import CaptureError
@@ -237,16 +238,20 @@ def _name(callback: Callback) -> str:
 
 # -- records ------------------------------------------------------------------------------
 
-_calls: dict[str, tuple[int, int]] = {}  # name → step of its last record, records in that step
+_counters = CallCounters()  # of the records of each name
 _run: Any = None  # the run in which they are counted
 
 
 def _put_local(name: str, value: Any, iteration: Iteration, order: int) -> None:
     """Make a record of a traced value and queue it."""
+    global _run
     start = time.perf_counter_ns()
     step = iteration.call if pipeline.clock.step is None else pipeline.clock.step
     opened = run.opened()
-    call = _call_in_step(name, step, opened)
+    if _run is not opened:
+        _run = opened
+        _counters.clear()
+    _, call = _counters.of(name).count(step)
     kind, dtype, shape = arrays.describe(value)
     adapter, shard = adapter_of(type(value)), None
     if adapter.local_shard is not None:
@@ -278,15 +283,3 @@ def _snapshot(value: Any) -> tuple[Value, int]:
         return arrays.snapshot(value, pipeline.pool)
     except CaptureError:  # sparse, quantized, a container that contains itself
         return Opaque(type_name(type(value)), safe_repr(value)), 0
-
-
-def _call_in_step(name: str, step: int, opened: Any) -> int:
-    """Return how many earlier records of the name there are in this step of the run."""
-    global _run
-    if _run is not opened:
-        _run = opened
-        _calls.clear()
-    last, count = _calls.get(name, (-1, 0))
-    call = count if last == step else 0
-    _calls[name] = (step, call + 1)
-    return call

@@ -34,7 +34,7 @@ from tensortap.values.registry import parts
 from tensortap.values.snapshot import borrow
 
 if TYPE_CHECKING:
-    from tensortap.rooms.trace.torch.channel import GlooChannel
+    from tensortap.rooms.trace.torch import GlooChannel
 
 Report = Callable[[str, Exception], None]
 _Parts = Mapping[str, TracedValues[Any]]

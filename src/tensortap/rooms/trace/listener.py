@@ -5,13 +5,12 @@ from __future__ import annotations
 import collections
 import logging
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any, TypeAlias
 
 from tensortap.capture.pipeline import pipeline
 from tensortap.rooms.trace.collect import ValueCollector
 from tensortap.rooms.trace.paths import ANY, MANY, follow, join, nearest, parts
-from tensortap.rooms.trace.resolve import LocalProbe, TracedFunction, how_to_trace
+from tensortap.rooms.trace.resolve import LocalProbe, TracedFunction
 from tensortap.rooms.trace.results import Iteration
 from tensortap.rooms.trace.rewrite import ProbeSpec
 
@@ -171,8 +170,6 @@ class FunctionListener:
             name = probe.name
             verb = "returned" if name is None else f"bound {name!r}"
             return f"{label} was called {self._called} times and never {verb}"
-        if inside and probe.callee is not None:
-            return f"the value of {probe.label} is a function: {how_to_trace(probe.callee)}"
         if inside and not probe.parts:
             return f"the value of {probe.label} has no parts"
         if inside:
@@ -217,8 +214,6 @@ class TracedCall:
             self._keep(probe, "." + join(path) if path else "", part, kept)
         if not exists and not probe.kept:
             probe.parts = tuple([name for name, _ in parts(value)]) or probe.parts
-            if isinstance(value, FunctionType):
-                probe.callee = value
 
     def _keep(self, probe: LocalProbe, suffix: str, value: Any, kept: set[str] | None) -> None:
         path = probe.label + suffix

@@ -47,20 +47,12 @@ def parse(path: str) -> tuple[str, ...]:
 
 
 def join(segments: Iterable[str]) -> str:
-    """Return the path that consists of the segments.
-
-    >>> join(("out", "a.b"))
-    "out.'a.b'"
-    """
+    """Return the path that consists of the segments."""
     return ".".join([f"'{text}'" if "." in text else text for text in segments])
 
 
 def nearest(name: str, available: Iterable[str], most: int = 6) -> str:
-    """Return a phrase that lists what exists instead of a name, the most similar first.
-
-    >>> nearest("score", ["q", "k", "scores"])
-    "it has 'scores', 'q', 'k'"
-    """
+    """Return a phrase that lists what exists instead of a name, the most similar first."""
     names = list(dict.fromkeys(available))
     if not names:
         return "it has none"
@@ -111,11 +103,7 @@ def follow(
 
 
 def part_named(value: Any, name: str) -> tuple[bool, Any]:
-    """Return whether a value has a part of that name, and the part.
-
-    >>> part_named({3: "three"}, "3"), part_named((1, 2), "-1"), part_named([], "0")
-    ((True, 'three'), (True, 2), (False, None))
-    """
+    """Return whether a value has a part of that name, and the part."""
     number = int(name) if name.removeprefix("-").isdecimal() else None
     if isinstance(value, Mapping):
         if name in value:

@@ -1,28 +1,135 @@
-"""Paths resolved against a target: which functions to trace, for which names."""
+"""Paths resolved against a target: which functions to trace, for which names that they bind."""
 
 from __future__ import annotations
 
+import dis
+import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import FunctionType
-from typing import Any
+from types import CodeType, FunctionType, MethodType
+from typing import Any, NamedTuple
 
-from tensortap.rooms.trace.functions import (
-    BoundFunction,
-    IsCommon,
-    argument_names,
-    bound_names,
-    method,
-    methods,
-    unwrap,
-)
+from tensortap.core.errors import TensortapError
 from tensortap.rooms.trace.paths import ANY, MANY, join, nearest
 
 RETURN = "return"
+COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
+_STORES = frozenset({"STORE_FAST", "STORE_DEREF", "STORE_GLOBAL", "STORE_NAME"})
 
 Segments = tuple[str, ...]
+IsCommon = Callable[[type, str], bool]
+
+
+class NoSource(TensortapError):
+    """A function cannot be compiled again from its source, with the reason."""
+
+
+class BoundFunction(NamedTuple):
+    """A function, and the object that it must be called on (None: any)."""
+
+    function: FunctionType
+    this: Any
+
+
+def unwrap(value: Any, this: Any = None) -> BoundFunction | None:
+    """Return the function inside decorators, methods and partials; None if it is not Python."""
+    for _ in range(100):  # decorators may wrap each other in a cycle
+        if isinstance(value, staticmethod):
+            value, this = value.__func__, None
+        elif isinstance(value, classmethod):
+            value, this = value.__func__, this if isinstance(this, type) else type(this)
+        elif isinstance(value, MethodType):
+            value, this = value.__func__, value.__self__
+        elif isinstance(
+            value, (functools.partial, functools.partialmethod, functools.cached_property)
+        ):
+            value = value.func
+        elif isinstance(value, property):
+            value = value.fget
+        elif hasattr(value, "__wrapped__") and callable(value.__wrapped__):
+            value = value.__wrapped__
+        elif isinstance(value, FunctionType):
+            return BoundFunction(value, this)
+        else:
+            return None
+    return None
+
+
+def method(owner: Any, name: str) -> BoundFunction | None:
+    """Return the function that ``owner.name(...)`` runs, without running code of the user."""
+    if not isinstance(owner, type):
+        own = getattr(owner, "__dict__", {}).get(name)
+        if own is not None:  # a function in an attribute is called without the object
+            return unwrap(own) if callable(own) else None
+    return _unwrap_member(inspect.getattr_static(owner, name, None), owner)
+
+
+def _unwrap_member(value: Any, owner: Any) -> BoundFunction | None:
+    """Return the function behind a class member, for calls on `owner` or, of a class, on any."""
+    any_object = isinstance(owner, type) and not isinstance(value, classmethod)
+    return unwrap(value, None if any_object else owner)
+
+
+def methods(owner: Any, is_common: IsCommon | None = None) -> Iterator[tuple[str, BoundFunction]]:
+    """Yield every Python method of the classes of an object, which ``*`` stands for.
+
+    Special methods other than ``__call__``, and methods that are common to many classes, are
+    left out: they must be named.
+    """
+    seen: set[str] = set()
+    for cls in (owner if isinstance(owner, type) else type(owner)).__mro__:
+        for name, value in list(vars(cls).items()) if cls is not object else ():
+            if name in seen or (name != "__call__" and name[:2] == name[-2:] == "__"):
+                continue
+            if is_common is not None and is_common(cls, name):
+                continue
+            seen.add(name)
+            if isinstance(
+                value, (FunctionType, staticmethod, classmethod, functools.partialmethod)
+            ):
+                bound = _unwrap_member(value, owner)
+                if bound is not None:
+                    yield name, bound
+
+
+@functools.lru_cache(1024)
+def bound_names(code: CodeType) -> tuple[str, ...]:
+    """Return every name that a function binds, as written in its source, arguments first."""
+    return tuple(dict.fromkeys((*argument_names(code), *_stored_names(code))))
+
+
+def argument_names(code: CodeType) -> tuple[str, ...]:
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    return tuple([_unmangled(name, code) for name in code.co_varnames[:count]])
+
+
+def _stored_names(code: CodeType) -> Iterator[str]:
+    nested_codes = {id(one): one for one in code.co_consts if isinstance(one, CodeType)}
+    for instruction in dis.get_instructions(code):
+        for name in _stored_by(instruction):
+            if not name.startswith((".", "__tensortap")):
+                yield _unmangled(name, code)
+        nested_code = nested_codes.get(id(instruction.argval))
+        if nested_code is not None and nested_code.co_name in COMPREHENSIONS:
+            yield from _stored_names(nested_code)
+
+
+def _stored_by(instruction: dis.Instruction) -> tuple[str, ...]:
+    if instruction.opname in _STORES:
+        return (instruction.argval,)
+    if instruction.opname == "STORE_FAST_STORE_FAST":
+        return tuple(instruction.argval)
+    return instruction.argval[:1] if instruction.opname == "STORE_FAST_LOAD_FAST" else ()
+
+
+def _unmangled(name: str, code: CodeType) -> str:
+    """Return a name as written in the source: in a class, ``__x`` is compiled to ``_Class__x``."""
+    prefix, _, rest = name.partition("__")
+    classes = [part.lstrip("_") for part in code.co_qualname.split(".")]
+    mangled = prefix.startswith("_") and rest and not rest.endswith("__")
+    return f"__{rest}" if mangled and prefix.lstrip("_") in classes else name
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +160,6 @@ class LocalProbe:
     kept: int = 0
     error: Exception | None = None
     parts: Segments = ()  # of a value that lacks what is inside the path
-    callee: Any = None  # such a value that is a function
 
     def __post_init__(self) -> None:
         self.label = join(self.path)
@@ -244,43 +350,21 @@ class Resolver:
             # whatever the method calls the object
             yield LocalProbe(traced, names[0], (*path, first), rest)
         elif not quiet:
-            near = nearest(first, names)
-            hint = _function_elsewhere(traced.function, first)
-            self._miss(path, f"no local {first!r} in {traced.label}; {near}{hint}")
+            message = f"no local {first!r} in {traced.label}; {nearest(first, names)}"
+            called = traced.function.__globals__.get(first)
+            if isinstance(called, FunctionType):
+                name = f"{called.__module__}.{called.__qualname__}"
+                message += f". To trace what it calls: tap.trace({name}, …)"
+            self._miss(path, message)
 
 
 def items(owner: Any) -> Mapping[str, Any]:
-    """Return the items of a list or a dict by index or key; nothing for other objects.
-
-    >>> items([[], None])
-    {'0': [], '1': None}
-    """
+    """Return the items of a list or a dict by index or key; nothing for other objects."""
     if isinstance(owner, Mapping):
         return {str(key): item for key, item in owner.items()}
     if isinstance(owner, (list, tuple)):
         return {str(index): item for index, item in enumerate(owner)}
     return {}
-
-
-def _function_elsewhere(function: FunctionType, name: str) -> str:
-    """Return how to trace a function that another one may call, of its module or package."""
-    package = function.__module__.partition(".")[0]
-    found = function.__globals__.get(name)
-    for module in list(sys.modules.values()) if found is None else ():
-        named = getattr(module, "__dict__", {}).get(name)
-        if isinstance(named, FunctionType) and named.__module__.partition(".")[0] == package:
-            found = named
-    return (
-        f". To trace what it calls, {how_to_trace(found)}"
-        if isinstance(found, FunctionType)
-        else ""
-    )
-
-
-def how_to_trace(function: FunctionType) -> str:
-    """Return the advice to trace a function itself."""
-    where = f"{function.__module__}.{function.__qualname__}"
-    return f"trace the function itself: tap.trace({where}, …)"
 
 
 def _attribute(owner: Any, name: str) -> Any:

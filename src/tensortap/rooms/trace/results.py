@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
 
 from tensortap.core.errors import TensortapError
 from tensortap.rooms.trace.copies import expanded
-from tensortap.rooms.trace.numpy_stack import stack
 from tensortap.rooms.trace.paths import nearest
 from tensortap.values.registry import parts
 
@@ -113,9 +114,68 @@ def stack_padded_tensors(
     if not values:
         return
     stacks = [part.stack for part in parts("tensortap.rooms.trace")]
-    found = (each(name, values, fill) for each in (*stacks, stack))
+    found = (each(name, values, fill) for each in (*stacks, _stack))
     stacked = next((each for each in found if each is not None), None)
     if stacked is not None:
         values[:] = [stacked]
         iterations[:] = [list(iterations)]
         ranks[:] = [list(ranks)]
+
+
+def array_of_numbers(values: list[Any]) -> np.ndarray[Any, Any] | None:
+    """Return an array that holds these numbers exactly; None for other values."""
+    kinds = {type(value) for value in values}
+    if not kinds <= {bool, int, float, complex}:
+        return None
+    if kinds == {bool}:
+        return np.array(values, np.bool_)
+    if complex in kinds or float in kinds:
+        # floats are exact for integers up to this one
+        if all(abs(value) <= 1 << 53 for value in values if isinstance(value, int)):
+            return np.array(values, np.complex128 if complex in kinds else np.float64)
+    elif all(-(1 << 63) <= value < 1 << 63 for value in values):
+        return np.array(values, np.int64)
+    return None
+
+
+def padded_shape(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the smallest shape that holds all of these; missing dimensions come first."""
+    most = max(map(len, shapes))
+    whole = [(1,) * (most - len(shape)) + shape for shape in shapes]
+    return tuple([max(sizes) for sizes in zip(*whole, strict=True)])
+
+
+def corner(row: Any, shape: tuple[int, ...]) -> Any:
+    """Return the part of a padded tensor that holds a value of this shape."""
+    return row[(0,) * (row.ndim - len(shape)) + (*map(slice, shape), ...)]
+
+
+def cannot_fill(name: str, fill: float, dtype: object) -> TensortapError:
+    return TensortapError(f"cannot pad {name} with {fill}: {dtype} has no such value; pass fill=")
+
+
+def no_common_dtype(name: str, dtypes: Iterable[object]) -> TensortapError:
+    names = " and ".join(sorted(str(dtype) for dtype in dtypes))
+    return TensortapError(
+        f"cannot stack {name}: values are {names}; convert them in an earlier callback"
+    )
+
+
+def _stack(name: str, values: list[Any], fill: float) -> np.ndarray[Any, Any] | None:
+    """Return arrays or numbers stacked along a new first dimension, padded with `fill`."""
+    if not all(isinstance(value, (np.ndarray, np.generic)) for value in values):
+        return array_of_numbers(values)
+    arrays = [np.asarray(value) for value in values]
+    dtypes = {array.dtype for array in arrays}
+    if len(dtypes) > 1:
+        raise no_common_dtype(name, dtypes)
+    dtype = arrays[0].dtype
+    shape = padded_shape([array.shape for array in arrays])
+    if all(array.shape == shape for array in arrays):
+        return np.stack(arrays)
+    if dtype.kind in "iub" and not float(fill).is_integer():
+        raise cannot_fill(name, fill, dtype)
+    stacked = np.full((len(arrays), *shape), fill, dtype)
+    for row, array in zip(stacked, arrays, strict=True):
+        corner(row, array.shape)[...] = array
+    return stacked

@@ -15,10 +15,9 @@ from tensortap.capture.pipeline import pipeline
 from tensortap.core.errors import TensortapError
 from tensortap.rooms.trace import instrument
 from tensortap.rooms.trace.collect import Callback, TraceOptions, ValueCollector
-from tensortap.rooms.trace.functions import NoSource
 from tensortap.rooms.trace.listener import IN_GRAPH, FunctionListener, IterationCounter
 from tensortap.rooms.trace.paths import ANY, MANY, join, parse
-from tensortap.rooms.trace.resolve import LocalProbe, Resolver, TracedFunction, items
+from tensortap.rooms.trace.resolve import LocalProbe, NoSource, Resolver, TracedFunction, items
 from tensortap.rooms.trace.results import TraceResults
 from tensortap.values.registry import parts
 

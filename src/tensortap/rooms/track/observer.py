@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
+import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,7 +23,7 @@ from tensortap.core import ranks
 from tensortap.core.patterns import compile_pattern
 from tensortap.core.record import Kind, Record, Summary
 from tensortap.core.record import Mapping as Pairs
-from tensortap.core.rooms import offer, offers
+from tensortap.core.rooms import offers
 from tensortap.rooms.track.batches import (
     ColumnMaker,
     ObservedBatch,
@@ -29,25 +31,25 @@ from tensortap.rooms.track.batches import (
     memory_of,
     summarize_together,
 )
-from tensortap.rooms.track.observing import (
-    Explain,
-    Observed,
-    TrackListener,
-    never_skipped,
-)
+from tensortap.rooms.track.observing import Explain, Observed, TrackListener
 from tensortap.rooms.track.options import Patterns, TrackOptions
-from tensortap.rooms.track.pending_records import PendingRecord, prefixed_tags
-from tensortap.rooms.track.stash import stashed
 from tensortap.rooms.track.tracked_alerts import TrackedAlerts
-from tensortap.rooms.track.tracked_models import register
-from tensortap.rooms.track.tracked_records import TrackedRecords
+from tensortap.rooms.track.tracked_records import PendingRecord, TrackedRecords, prefixed_tags
 from tensortap.stats import summarize
 from tensortap.stats.columns import SummaryColumns
 from tensortap.values.protocol import PendingDigest, PendingSummary
 
+log = logging.getLogger("tensortap")
+
 _OWNER = "tracker.step()"
 _now = time.perf_counter_ns
 _replace = msgspec.structs.replace
+_observers: weakref.WeakSet[Observer] = weakref.WeakSet()
+
+
+def is_tracking() -> bool:
+    """Return whether any model is tracked now."""
+    return any(observer.active for observer in _observers)
 
 
 class Observer:
@@ -61,11 +63,11 @@ class Observer:
         self.kinds = patterns.kinds
         self.wants = patterns.wants
         self.only_training, self.inputs = options.only_training, options.inputs
-        self.fault = pipeline.fault
         self.active = False
         self.on = False  # whether `every` selects this step
         self.explains = options.has_rules
-        self.skipped: Callable[[], bool] = never_skipped  # whether no optimizer made this step
+        # whether no optimizer made the last step; hooks on an optimizer set it
+        self.skipped: Callable[[], bool] | None = None
         self.unseen: dict[str, str] = {}  # names that are not observed as usual, and why
         self.remarks: dict[str, str] = {}  # about names that are observed
         self._whole: re.Pattern[str] | None = None  # names of tensors to keep whole
@@ -76,36 +78,54 @@ class Observer:
         self._current: int | None = None  # the current step, once it is known
         self._first_step = 0
         self._pending: collections.deque[PendingRecord] = collections.deque()
-        self._stash = options.stash
-        values = self._whole is not None or self._stash is not None
-        self._records = TrackedRecords(options.to, values)
+        values = self._whole is not None or options.stash is not None
+        self.sent = TrackedRecords(options.to)
         self._maker = ColumnMaker(self._record_of)
         self._lock = threading.RLock()  # another thread may ask for records during training
-        self._alerts = TrackedAlerts(options, self._records, self._hand_over)
-        self._digests = options.digests
-        self._needs_values = values or self.explains or self._digests
+        self.alerting = TrackedAlerts(options, self.sent, self._hand_over)
+        self._needs_values = values or self.explains or options.digests
         self.batch: ObservedBatch | None = None
         if not self._needs_values and summarize.kernel is not None:
-            self.batch = ObservedBatch(self._maker, self._records.send_columns)
-        self.send_columns = self._records.send_columns  # of listeners
-        made = [make(self) for make in offers("track.listeners")]
-        if options.analyses:
-            made.insert(0, offer("track.analyses")(options.analyses, self))
+            self.batch = ObservedBatch(self._maker, self.sent.send_columns)
+        self.send_columns = self.sent.send_columns  # of listeners
+        made = [make(value, self) for make, value in options.made_by_rooms()]
+        made += [make(self) for make in offers("track.listeners")]
         self.listeners: Sequence[TrackListener] = [each for each in made if each is not None]
 
+    @property
+    def rules(self) -> Sequence[Rule]:
+        """The rules of the option `alerts`."""
+        return self.alerting.rules
+
     def begin(self) -> None:
-        register(self, self.options.name)
-        self._records.begin()
+        self._choose_prefix()
+        self.sent.begin()
         first = self.options.init_step
         if first is None:
             # a second tracker of a run continues where the first one ended
-            first = self._records.run.next_step if self._records.run is not None else 0
+            first = self.sent.run.next_step if self.sent.run is not None else 0
         self._own_step = self._first_step = first
         pipeline.clock.begin(first)
         if self.batch is not None:
             pipeline.settlers.append(self.batch.hand_over)
         self.active = self.on = True
-        self._alerts.begin(first)
+        self.alerting.begin(first)
+
+    def _choose_prefix(self) -> None:
+        """Keep names apart from those of other models: by the user's prefix, or by a free one."""
+        taken = {other.prefix for other in _observers if other.active}
+        name = self.options.name
+        if name is not None:
+            self.prefix = f"{name}."
+            if self.prefix in taken:
+                raise ValueError(f"name {name!r} is already used by another tracker")
+        elif "" in taken:
+            self.prefix = next(p for n in itertools.count(2) if (p := f"model{n}.") not in taken)
+            log.warning(
+                "tensortap: another model is tracked already, so the names of this one begin with "
+                "%r; tap.track(model, name=...) chooses a name", self.prefix,
+            )  # fmt: skip
+        _observers.add(self)
 
     def end(self) -> None:
         """Stop observing, and wait for statistics that devices are still computing."""
@@ -115,7 +135,7 @@ class Observer:
         if self.batch is not None and self.batch.hand_over in pipeline.settlers:
             pipeline.settlers.remove(self.batch.hand_over)
         pipeline.clock.release(_OWNER)
-        self._records.end(self._own_step)
+        self.sent.end(self._own_step)
 
     # -- observing -----------------------------------------------------------------------
 
@@ -159,6 +179,11 @@ class Observer:
         pipeline.ledger.track(_now() - start)
         return stats
 
+    def fault(self, name: str, error: Exception) -> None:
+        """Take an error of a hook: what it has not seen is listed, counted and logged."""
+        self.unseen.setdefault(str(name), f"{type(error).__name__}: {error}")
+        pipeline.fault(name, error)
+
     def observe_all(self, found: Sequence[tuple[Observed, Any]], step: int | None = None) -> None:
         """Make records of tensors in their order; those in memory are summarized together."""
         step = self.step_number if step is None else step
@@ -169,7 +194,7 @@ class Observer:
         if not self._needs_values:
             described = [observed for observed, _ in found]
             self._hand_over()
-            self._records.send_columns(self._maker.columns(described, stats, step))
+            self.sent.send_columns(self._maker.columns(described, stats, step))
             return
         for (observed, value), summary in zip(found, stats.summaries(), strict=True):
             self.add(observed, summary, None, value, step)
@@ -200,7 +225,7 @@ class Observer:
         record = self._record_of(observed, step, seq, rank, world_size, now, stats)
         nbytes, later = 0, None
         if value is not None and self._needs_values:
-            if self._digests:
+            if self.options.digests:
                 digest = arrays.shard_digest_of(value, observed.shard)
                 if isinstance(digest, PendingDigest):
                     later = digest
@@ -229,17 +254,13 @@ class Observer:
             stats, tags,
         )  # fmt: skip
 
-    def prefixed(self, reasons: dict[str, str]) -> dict[str, str]:
-        """Return reasons by the names that records have."""
-        return {self.prefix + name: reason for name, reason in reasons.items()}
-
     def _with_value(self, record: Record, value: Any) -> tuple[Record, int]:
         """Return the record with what the user's stash gave and, if selected, the tensor."""
         extra: list[tuple[Any, Any]] = []
         nbytes = 0
-        if self._stash is not None:
+        if self.options.stash is not None:
             try:
-                extra, nbytes = stashed(self._stash(value))
+                extra, nbytes = stashed(self.options.stash(value))
             except Exception as error:
                 kept = f"raised for {record.name!r}, whose record has no extra statistics"
                 pipeline.fault("stash", error, kept)
@@ -254,29 +275,22 @@ class Observer:
     def _keeps_whole(self, record: Record) -> bool:
         if self._whole is not None and self._whole.search(record.name.removeprefix(self.prefix)):
             return True
-        return self._alerts.keeps_whole(record)
+        return self.alerting.keeps_whole(record)
 
-    def poll(self) -> None:
-        """Put the records whose statistics are computed, in order and without waiting."""
+    def settle(self, wait: bool = True) -> None:
+        """Put all pending records, in order; without `wait`, those that devices have computed."""
+        if wait:
+            self._hand_over()
         with self._lock:
-            while self._pending and self._pending[0].ready():
-                self._resolve(self._pending.popleft())
-
-    def settle(self) -> None:
-        """Wait for the devices and put all pending records."""
-        self._hand_over()
-        with self._lock:
-            while self._pending:
-                self._resolve(self._pending.popleft())
-
-    def _resolve(self, pending: PendingRecord) -> None:
-        try:
-            record = pending.resolve(self.prefix)
-        except Exception as error:
-            pipeline.fault(pending.record.name, error)
-            return
-        if record is not None:
-            self._put(record, pending.nbytes)
+            while self._pending and (wait or self._pending[0].ready()):
+                pending = self._pending.popleft()
+                try:
+                    record = pending.resolve(self.prefix)
+                except Exception as error:
+                    pipeline.fault(pending.record.name, error)
+                    continue
+                if record is not None:
+                    self._put(record, pending.nbytes)
 
     def metric(self, name: str, value: float, step: int | None = None) -> None:
         """Record a number about the current step, or about another one."""
@@ -291,27 +305,22 @@ class Observer:
         )  # fmt: skip
 
     def _put(self, record: Record, nbytes: int) -> None:
-        self._records.send(record, nbytes)
-        self._alerts.see(record)
-
-    @property
-    def rules(self) -> Sequence[Rule]:
-        """The rules of the option `alerts`."""
-        return self._alerts.rules
+        self.sent.send(record, nbytes)
+        self.alerting.see(record)
 
     def raise_alert(self, alert: Alert) -> None:
         """Take an alert that a listener has raised."""
-        self._alerts.raise_alert(alert, self.prefix)
+        self.alerting.raise_alert(alert, self.prefix)
 
     def report_unseen(self) -> None:
         """Log what is not observed as usual, and record an alert for each name."""
         step, prefix = self.step_number, self.prefix
-        self._alerts.report("unseen", self.unseen, step, prefix, limited=True)
-        self._alerts.report("remark", self.remarks, step, prefix, limited=False)
+        self.alerting.report("unseen", self.unseen, step, prefix, "tracking is limited")
+        self.alerting.report("remark", self.remarks, step, prefix)
 
     def advance(self) -> None:
         """End the step; what is observed from now on belongs to the next one."""
-        self.poll()
+        self.settle(wait=False)
         self.report_unseen()
         step = self.step_number
         # of two trackers that advance in turn, neither sets the clock back
@@ -321,30 +330,37 @@ class Observer:
         self._current = self._own_step if pipeline.clock.owner == _OWNER else None
         selected = (self._own_step - self._first_step) % self.options.every == 0
         self.on = self.active and selected
-        self._alerts.end_step(self.skipped)
-
-    # -- results -------------------------------------------------------------------------
+        self.alerting.end_step(self.skipped)
 
     @property
     def records(self) -> Iterator[Record]:
         """All records so far, in order of capture; from the run if one is open."""
         self.settle()
-        yield from self._records
+        yield from self.sent
 
-    @property
-    def evicted(self) -> int:
-        """Number of records evicted from the memory of the tracker."""
-        return self._records.memory.evicted
 
-    @property
-    def alerts(self) -> list[Alert]:
-        return list(self._alerts.alerts)
+def stashed(given: Any) -> tuple[list[tuple[Any, Any]], int]:
+    """Return what a stash gave by name, and its bytes; dicts in it are flattened with dots.
 
-    @property
-    def hints(self) -> list[Alert]:
-        return list(self._alerts.hints)
-
-    @property
-    def run_path(self) -> Path | None:
-        """The folder of the run that takes the records, or None."""
-        return None if self._records.run is None else self._records.run.path
+    >>> stashed({"l1": 2, "scalar_stats": {"std": 0.5}, "bins": [3, 4]})[0]
+    [('l1', 2.0), ('scalar_stats.std', 0.5), ('bins', Items(kind='list', items=(3, 4)))]
+    """
+    if not isinstance(given, Mapping):
+        raise TypeError(f"stash must return a dict, got {given!r:.80}")
+    found: list[tuple[Any, Any]] = []
+    total = 0
+    for key, value in given.items():
+        if isinstance(value, Mapping):
+            inner, nbytes = stashed(value)
+            found += [(f"{key}.{name}", each) for name, each in inner]
+            total += nbytes
+            continue
+        if key in ("hist", "bins") and hasattr(value, "tolist"):
+            value = value.tolist()  # columns of the LogFrame
+        try:
+            found.append((str(key), float(value)))
+        except (TypeError, ValueError, RuntimeError):  # not a single number
+            snapshot, nbytes = arrays.snapshot(value, pipeline.pool)
+            found.append((str(key), snapshot))
+            total += nbytes
+    return found, total

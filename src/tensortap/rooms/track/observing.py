@@ -6,19 +6,14 @@ observer says what to capture, takes it, and takes the errors.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tensortap.core.record import Kind, Shard, Summary
 
 if TYPE_CHECKING:
-    from tensortap.rooms.track.options import TrackOptions
-    from tensortap.stats.columns import Memory
-    from tensortap.values.protocol import PendingSummary
-
-_DEPTH = 20
+    from tensortap.rooms.track.batches import ObservedBatch
 
 
 class Observed(NamedTuple):
@@ -38,37 +33,16 @@ Explain = Callable[[Summary], dict[str, str]]
 """Returns tags that say where a tensor that is not finite was made; see `origins` of torch."""
 
 
-class TensorBatch(Protocol):
-    """Takes tensors in memory one after the other, and makes their records together."""
-
-    @property
-    def summaries(self) -> Any:
-        """Return the statistics so far: a `SummaryBatch` of the kernel, which hooks in C add to."""
-
-    def add(self, observed: Observed, memory: Memory, step: int, start: int) -> None:
-        """Take a tensor; `start` is when the hook began, by `time.perf_counter_ns`."""
-
-    def hand_over(self) -> None:
-        """Send the records of all tensors so far."""
-
-
 class HookObserver(Protocol):
     """Whoever hooks observe for."""
 
-    only_training: bool
-    """Whether to ignore models in ``eval()`` mode."""
-
-    explains: bool
-    """True if hooks look for the origin of values that are not finite."""
-
-    inputs: bool
-    """True if the tensors that modules are called with are captured, too."""
-
-    unseen: dict[str, str]
-    """Names that cannot be observed, or not without a side effect, and why; hooks add to it."""
+    only_training: bool  # whether to ignore models in eval() mode
+    explains: bool  # whether to look for the origin of values that are not finite
+    inputs: bool  # whether to capture the tensors that modules are called with, too
+    unseen: dict[str, str]  # names that cannot be observed as usual, and why; hooks add to it
 
     @property
-    def batch(self) -> TensorBatch | None:
+    def batch(self) -> ObservedBatch | None:
         """Return what takes tensors of which nothing but statistics is captured, if anything."""
 
     @property
@@ -104,38 +78,6 @@ class HookObserver(Protocol):
         """Take an error of a hook; hooks must not raise in the user's program."""
 
 
-class TrackObserver(HookObserver, Protocol):
-    """The observer of `track`."""
-
-    options: TrackOptions
-
-    remarks: dict[str, str]
-    """Notes for the user on observed names, by name, such as extra costs."""
-
-    skipped: Callable[[], bool]
-    """Whether the optimizer skipped the last step; hooks on an optimizer replace it."""
-
-    def observe_all(self, found: Sequence[tuple[Observed, Any]], step: int | None = None) -> None:
-        """Take tensors that are observed together; `step` unless they are of the current one."""
-
-    def add(
-        self,
-        observed: Observed,
-        stats: Summary | None,
-        later: PendingSummary | None = None,
-        value: Any = None,
-        step: int | None = None,
-        explain: Explain | None = None,
-    ) -> None:
-        """Take statistics that are known, or that a device is still computing.
-
-        `explain` is called if those of a device turn out not to be finite.
-        """
-
-    listeners: Sequence[TrackListener]
-    """The listeners of other rooms to the steps of the model."""
-
-
 class Hooks(Protocol):
     """Hooks on a model, a parameter or a tensor of the user."""
 
@@ -156,54 +98,12 @@ class TrackHooks(Hooks, Protocol):
 class TrackListener(Protocol):
     """Looks at the steps of a tracked torch model; other rooms offer them to `track`.
 
-    ``track.listeners`` are functions of an `Observer` that return a listener or None, and
-    ``track.analyses`` is one of the option `analyses` and an `Observer`.
+    ``track.listeners`` are functions of an `Observer` that return a listener or None;
+    ``track.option.NAME`` is one of the value of the option NAME and an `Observer`.
     """
 
     def hooks(self, tracked: Any) -> TrackHooks:
         """Return hooks on a `TrackedModule`: attached after those of `track`, detached before."""
-
-
-def map_tensors(
-    value: Any, tensor: type, function: Callable[[str, Any], Any], path: str = "", depth: int = 0
-) -> Any:
-    """Return the value with `function` applied to each tensor in it and its path.
-
-    Containers with a tensor that changes are copied; everything else stays as it is.
-
-    >>> map_tensors({"a": (1.5, "b")}, float, lambda path, x: f"{path} {x}")
-    {'a': ('[a][0] 1.5', 'b')}
-    """
-    if isinstance(value, tensor):
-        return function(path, value)
-    if value is None or isinstance(value, (str, bytes, int, float)) or depth > _DEPTH:
-        return value
-
-    def changed(key: Any, item: Any) -> Any:
-        return map_tensors(item, tensor, function, f"{path}[{key}]", depth + 1)
-
-    if isinstance(value, Mapping):
-        found = {key: changed(key, item) for key, item in value.items()}
-        if all(found[key] is item for key, item in value.items()):
-            return value
-        copied: Any = copy.copy(value)
-        for key, item in found.items():
-            copied[key] = item
-        return copied
-    if isinstance(value, (list, tuple)):
-        names = getattr(value, "_fields", range(len(value)))
-        items = [changed(key, item) for key, item in zip(names, value, strict=False)]
-        if all(new is old for new, old in zip(items, value, strict=True)):
-            return value
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        copied = copy.copy(value)
-        for field in dataclasses.fields(value):
-            item = getattr(value, field.name, None)
-            if (new := changed(field.name, item)) is not item:
-                object.__setattr__(copied, field.name, new)
-        return copied
-    return value
 
 
 def inputs_of(
@@ -217,11 +117,6 @@ def inputs_of(
     return tensors_in({**dict(enumerate(args)), **kwargs}, tensor, ".input")
 
 
-def never_skipped() -> bool:
-    """Return that no step was skipped, as without an optimizer."""
-    return False
-
-
 def tensors_in(
     value: Any, tensor: type | tuple[type, ...], path: str = "", depth: int = 0
 ) -> Iterator[tuple[str, Any]]:
@@ -232,7 +127,7 @@ def tensors_in(
     """
     if isinstance(value, tensor):
         yield path, value
-    elif value is None or isinstance(value, (str, bytes, int, float)) or depth > _DEPTH:
+    elif value is None or isinstance(value, (str, bytes, int, float)) or depth > 20:
         return
     elif isinstance(value, Mapping):
         for key, item in value.items():

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from tensortap.core import rooms
 from tensortap.core.arguments import check_callable, check_count
 from tensortap.core.patterns import compile_pattern
 from tensortap.core.record import Kind
@@ -22,6 +23,24 @@ _TRACKED = (
 _KINDS = {kind.value.lower(): kind for kind in (*_TRACKED, Kind.HEALTH)}
 _KINDS["optimizer_state"] = Kind.OPTIMISER_STATE
 INPUT = "input"
+_OPTION = "track.option."  # how names of extension points begin by which rooms add options
+
+
+_NEW = {  # words of track-and-visualize
+    **dict.fromkeys(("module", "model_state"), "pass the model first"),
+    "optimizer_state": "pass it second",
+    **dict.fromkeys(("track_gradients", "track_weights"), "use kind=['activation', 'weight', …]"),
+    "stash_value": "use stash",
+    "only_stash_during_training": "use only_training",
+    **dict.fromkeys(("out_path", "offload_inc", "offload_type", "async_offload"), "use to=folder"),
+    "use_wandb": "call run.to_wandb(folder) later",
+}
+
+
+def options_of_rooms() -> set[str]:
+    """Return the options that other rooms add to `track`, such as ``analyses``."""
+    points = [point for room in rooms.rooms().values() for point in room.offers]
+    return {point.removeprefix(_OPTION) for point in points if point.startswith(_OPTION)}
 
 
 class TrackOptions(NamedTuple):
@@ -36,11 +55,11 @@ class TrackOptions(NamedTuple):
     digests: bool = False
     alerts: Any = False
     on_alert: Any = None
-    analyses: Any = False
     name: str | None = None
     to: str | Path | None = None
     only_training: bool = True
     init_step: int | None = None
+    of_rooms: Mapping[str, Any] = {}
 
     def check(self) -> None:
         """Raise an error that names the first option with a wrong value."""
@@ -57,6 +76,16 @@ class TrackOptions(NamedTuple):
         for each in self._chosen:
             if each not in ("all", INPUT):
                 _kind("kind", each)
+        if unknown := ", ".join(sorted(set(self.of_rooms) - options_of_rooms())):
+            new = [f"instead of {word}, {_NEW[word]}" for word in self.of_rooms if word in _NEW]
+            known = ", ".join(sorted({*self._fields[:-1], *options_of_rooms()}))
+            new = new or [f"its options are {known}"]
+            raise TypeError(f"track has no option {unknown}; {'; '.join(new)}")
+
+    def made_by_rooms(self) -> list[tuple[Callable[..., Any], Any]]:
+        """Return the functions that rooms offer for their options, and what the user chose."""
+        chosen = self.of_rooms.items()
+        return [(rooms.offer(_OPTION + name), value) for name, value in chosen if value]
 
     @property
     def has_rules(self) -> bool:
@@ -77,7 +106,7 @@ class TrackOptions(NamedTuple):
     @property
     def kinds(self) -> frozenset[Kind]:
         """The kinds of records to capture; inputs of modules are activations, too."""
-        found = {Kind.HEALTH} if self.analyses else set()
+        found = {Kind.HEALTH} if any(self.of_rooms.values()) else set()
         for each in self._chosen:
             if each == "all":
                 found.update(_TRACKED)

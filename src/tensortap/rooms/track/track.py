@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensortap.capture.pipeline import pipeline
 from tensortap.core.arguments import checked
-from tensortap.core.rooms import offers
+from tensortap.core.rooms import offer, offers
 from tensortap.rooms.track.observer import Observer
 from tensortap.rooms.track.options import KindChoice, NamePattern, Stash, TrackOptions
 from tensortap.values.registry import parts
@@ -123,40 +123,45 @@ class Tracker:
     @property
     def unseen(self) -> dict[str, str]:
         """Modules and values that cannot be observed, or only with a side effect, and why."""
-        return self._observer.prefixed(self._observer.unseen)
+        return self._prefixed(self._observer.unseen)
 
     @property
     def remarks(self) -> dict[str, str]:
         """Notes on observed names, by name, such as that a function runs twice."""
-        return self._observer.prefixed(self._observer.remarks)
+        return self._prefixed(self._observer.remarks)
+
+    def _prefixed(self, reasons: dict[str, str]) -> dict[str, str]:
+        return {self._observer.prefix + name: reason for name, reason in reasons.items()}
 
     @property
     def records(self) -> list[Record]:
-        """The records so far: from the run or the live session that took them, else from memory.
+        """The records so far: from the run that took them, else from memory.
 
-        Memory holds the latest 128 MiB; `evicted` counts what left it.
+        Memory holds the latest 128 MiB; `evicted` counts what left it. Whole tensors that a live
+        session has taken are only there.
         """
         return list(self._observer.records)
 
     @property
     def evicted(self) -> int:
         """Number of records evicted from the memory of the tracker."""
-        return self._observer.evicted
+        return self._observer.sent.memory.evicted
 
     @property
     def alerts(self) -> list[Alert]:
         """The alerts so far."""
-        return self._observer.alerts
+        return list(self._observer.alerting.alerts)
 
     @property
     def hints(self) -> list[Alert]:
         """The hints so far: findings that may be intended."""
-        return self._observer.hints
+        return list(self._observer.alerting.hints)
 
     @property
     def path(self) -> Path | None:
         """The folder of the run that takes the records; None if there is none."""
-        return self._observer.run_path
+        run = self._observer.sent.run
+        return None if run is None else run.path
 
     def logframe(
         self, exponents: tuple[int, int] | None = None, *, strict: bool = False
@@ -165,9 +170,8 @@ class Tracker:
 
         `strict` is for readers that allow no further metadata: see `run.logframe`.
         """
-        from tensortap.table.frames import logframe_of
-
-        return logframe_of(self._observer.records, exponents=exponents, strict=strict)
+        records = self._observer.records
+        return offer("run.logframe")(records, exponents=exponents, strict=strict)
 
     def metrics(self) -> pd.DataFrame:
         """Return the numbers that were passed to `step` and `log`, one row per step."""
@@ -190,11 +194,11 @@ def track(
     digests: bool = False,
     alerts: Any = False,
     on_alert: Any = None,
-    analyses: bool | Sequence[str] = False,
     name: str | None = None,
     to: str | Path | None = None,
     only_training: bool = True,
     init_step: int | None = None,
+    **of_rooms: Any,
 ) -> Tracker:
     """Track a model: ``with tap.track(model, optimizer) as tracker: … tracker.step()``.
 
@@ -203,26 +207,23 @@ def track(
 
     `include` and `exclude` are regular expressions over names, or a dict of them by kind
     (``{"gradient": r"attn"}``). `kind` is one or several of ``"activation"``, ``"gradient"``,
-    ``"weight"``, ``"weight_gradient"`` and ``"optimizer_state"``, by default all of these;
-    ``"input"`` adds the tensors that each module is called with to its outputs, as
-    ``name.input[0]``, except in compiled graphs; ``"all"`` is everything. `every` selects each n-th
+    ``"weight"``, ``"weight_gradient"``, ``"optimizer_state"`` (by default these), and ``"input"``,
+    the tensors that each module is called with; ``"all"`` is everything. `every` selects each n-th
     step. `tensors` is a pattern, or True, for tensors to keep whole. `stash` is a function of a
-    tensor that returns a dict of extra statistics. `digests=True` adds a digest of 25 bytes to
-    every record, by which `tap.compare` finds out whether two tensors have the same bits, in
-    whatever shards. `alerts` is True or a list of rules, `on_alert` a function, "stop" or "keep".
-    `analyses` is True or a list of families, such as ``["norms"]``: numbers about each step of a
-    torch model, which are records of kind ``Health`` and columns of the LogFrame. `name` is put
-    before all names, to tell models that are tracked at the same time apart; patterns do not see
-    it. `to` is a folder for a run of this tracker, `tracker.path`, in programs without `tap.init`.
+    tensor that returns a dict of extra statistics. `digests=True` adds a digest to every record,
+    by which `tap.compare` tells whether tensors have the same bits. `alerts` is True or a list of
+    rules, `on_alert` a function, "stop" or "keep". `name` is put before all names; patterns do not
+    see it. `to` is a folder for a run of this tracker, in programs without `tap.init`.
     `only_training=False` also records ``model.eval()``. `init_step` is the first step, by default
-    0 or where the open run is.
+    0 or where the open run is. Rooms add options: that of health is `analyses`, True or a list of
+    families such as ``["norms"]``, numbers about each step of a torch model.
 
     For JAX: ``tap.track(params, opt_state)``, then ``tracker.intercept(update, …)`` and
     ``tracker.step(params, opt_state, grads)``.
     """
     observer = Observer(TrackOptions(
-        include, exclude, kind, every, tensors, stash, digests, alerts, on_alert, analyses, name,
-        to, only_training, init_step,
+        include, exclude, kind, every, tensors, stash, digests, alerts, on_alert, name, to,
+        only_training, init_step, of_rooms,
     ))  # fmt: skip
     for part in parts("tensortap.rooms.track"):
         hooks = part.hooks_of(model, optimizer, observer)
@@ -237,8 +238,6 @@ def track(
 
 def check_track_options(options: Mapping[str, Any]) -> None:
     """Raise for options that `track` does not have, or that make no sense."""
-    unknown = ", ".join(sorted(set(options) - set(TrackOptions._fields)))
-    if unknown:
-        known = ", ".join(TrackOptions._fields)
-        raise TypeError(f"track has no option {unknown}; its options are {known}")
-    Observer(TrackOptions(**options))
+    own = {name: value for name, value in options.items() if name in TrackOptions._fields[:-1]}
+    of_rooms = {name: value for name, value in options.items() if name not in own}
+    Observer(TrackOptions(**own, of_rooms=of_rooms))

@@ -20,8 +20,6 @@ from tensortap.rooms.track.tracked_records import TrackedRecords
 
 log = logging.getLogger("tensortap")
 
-_MAX_ALERTS = 1000  # that are kept
-
 
 class TrackedAlerts:
     """Shows records and steps to the rules, and records the alerts that they raise.
@@ -32,8 +30,8 @@ class TrackedAlerts:
     def __init__(
         self, options: TrackOptions, records: TrackedRecords, hand_over: Callable[[], None]
     ) -> None:
-        self.alerts: collections.deque[Alert] = collections.deque(maxlen=_MAX_ALERTS)
-        self.hints: collections.deque[Alert] = collections.deque(maxlen=_MAX_ALERTS)
+        self.alerts: collections.deque[Alert] = collections.deque(maxlen=1000)
+        self.hints: collections.deque[Alert] = collections.deque(maxlen=1000)
         self._records, self._hand_over = records, hand_over
         self._reported: set[tuple[str, str]] = set()  # rules and names
         self._monitor: AlertMonitor | None = None
@@ -75,13 +73,13 @@ class TrackedAlerts:
             self._monitor.add(alert)
         self._record(alert, ranks.rank_and_world_size()[1])
 
-    def end_step(self, skipped: Callable[[], bool]) -> None:
+    def end_step(self, skipped: Callable[[], bool] | None) -> None:
         """Stop here, where training may be stopped, if an alert asked for it."""
         if self._monitor is not None:
-            self._monitor.check(skipped)
+            self._monitor.check(skipped or (lambda: False))
 
     def report(
-        self, rule: str, found: Mapping[str, str], step: int, prefix: str, limited: bool
+        self, rule: str, found: Mapping[str, str], step: int, prefix: str, title: str = ""
     ) -> None:
         """Log new reasons by name, and record an alert for each name."""
         new = [name for name in found if (rule, name) not in self._reported]
@@ -91,18 +89,18 @@ class TrackedAlerts:
         names = ", ".join(prefix + name for name in new[:5])
         more = f" and {len(new) - 5} more" if len(new) > 5 else ""
         reasons = "; ".join(sorted({found[name] for name in new}))
-        head = "tracking is limited for " if limited else ""
+        head = f"{title} for " if title else ""
         log.warning("tensortap: %s%s%s: %s", head, names, more, reasons)
         rank, world_size = ranks.rank_and_world_size()
         for name in new:
             full = prefix + name
-            message = f"tracking is limited: {found[name]}" if limited else found[name]
+            message = f"{title}: {found[name]}" if title else found[name]
             alert = Alert(rule, full, Kind.ACTIVATION, step, rank, full, message)
             self._record(alert, world_size)
 
-    def _record(self, alert: Alert, world_size: int, rank: int | None = None) -> None:
+    def _record(self, alert: Alert, world_size: int) -> None:
         (self.hints if alert.severity == HINT else self.alerts).append(alert)
         self._hand_over()
         seq, now = pipeline.next_seq(), time.time_ns()
-        record = record_of(alert, seq=seq, time_ns=now, world_size=world_size, rank=rank)
+        record = record_of(alert, seq=seq, time_ns=now, world_size=world_size)
         self._records.send(record, 0)

@@ -1,49 +1,44 @@
-"""The records of one tracker: sent to a run or a live session, else kept, and read back."""
+"""The records of one tracker: sent to a run, or kept in memory, and read back."""
 
 from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
 
 from tensortap.capture.memory import MemorySink
 from tensortap.capture.pipeline import pipeline
-from tensortap.capture.ticket import SKIPPED
 from tensortap.core import ranks
 from tensortap.core.errors import TensortapError
 from tensortap.core.limits import format_size
 from tensortap.core.record import Kind, Record
-from tensortap.live.address import Address
 from tensortap.live.connections import connections
+from tensortap.rooms.track.observing import Explain
 from tensortap.runs import init as run
 from tensortap.stats.columns import RecordColumns
+from tensortap.values.protocol import PendingDigest, PendingSummary
 
 log = logging.getLogger("tensortap")
 
-_HEADS = 64  # sets of names that were sent as columns
-
 
 class TrackedRecords:
-    """Sends records, keeps those that nobody takes, and reads all of them back.
+    """Sends records to a run or keeps them, and reads all of them back; with `to`, its own run.
 
-    With `to` they get a run of their own. `values` is whether records may have values,
-    which a live session gives only one by one.
+    A live session gets them as well. It may belong to another job, and end before this one.
     """
 
-    def __init__(self, to: str | Path | None, values: bool) -> None:
+    def __init__(self, to: str | Path | None = None) -> None:
         self.memory = MemorySink()
         self.run: run.OpenRun | None = None
         self._to = to
-        self._values = values
-        self._session: Address | None = None  # the live session that has taken records
         self._names: set[tuple[Kind, str]] = set()  # a run may have records of other sources
-        self._ranks: set[int] = set()  # more than one if this process simulates them
         self._sent: dict[int, tuple[Record, ...]] = {}  # heads of columns, by identity
         self._warned = False
-        self._first_seq = self._began = 0
-        self._last_seq = sys.maxsize
+        self._first_seq, self._last_seq = 0, sys.maxsize
 
     def begin(self) -> None:
         """Use the run that is open, or open one."""
@@ -55,7 +50,7 @@ class TrackedRecords:
                 )
             run.init(self._to)
         self.run = run.opened()
-        self._first_seq, self._began = pipeline.next_seq(), time.time_ns()
+        self._first_seq = pipeline.next_seq()
 
     def end(self, next_step: int) -> None:
         """Note with which step another tracker of the run continues, and finish an own run."""
@@ -66,17 +61,14 @@ class TrackedRecords:
             run.finish()
 
     def send(self, record: Record, nbytes: int) -> None:
-        """Send a record, or keep it if nobody takes it."""
+        """Send a record to a run or a live session; keep it unless there is a run."""
         if pipeline.expecting:
             connections.connect()
-        session = connections.session if self.run is None else None
-        sent = pipeline.put(record, nbytes) is not SKIPPED
-        if self.run is not None or (sent and session is not None):
+        if self.run is None:
+            self._keep(record)
+        else:
             self._names.add((record.kind, record.name))
-            self._ranks.add(record.rank)
-            self._session = session or self._session
-            return
-        self._keep(record)
+        pipeline.put(record, nbytes)
 
     def offer(self, record: Record) -> None:
         """Send a record to a run or a live session; drop it if there is none."""
@@ -98,13 +90,15 @@ class TrackedRecords:
         """Send records as columns if the run takes them, else one by one; or keep them."""
         if pipeline.expecting:
             connections.connect()
-        if self.run is None and not pipeline.on:
+        if self.run is None:
             self._keep(columns)
-        elif self.run is None or not pipeline.put_columns(columns):
+            for record in columns.records() if pipeline.on else ():
+                pipeline.put(record)
+        elif not pipeline.put_columns(columns):
             for record in columns.records():
                 self.send(record, 0)
         elif id(columns.heads) not in self._sent:
-            if len(self._sent) > _HEADS:
+            if len(self._sent) > 64:
                 self._sent.clear()
             self._sent[id(columns.heads)] = columns.heads  # kept, so that no other has its id
             self._names.update((head.kind, head.name) for head in columns.heads)
@@ -113,38 +107,55 @@ class TrackedRecords:
         """Yield all records so far, in order of capture; from the run if one is open."""
         if self.run is None:
             yield from self.memory.records
-        if self.run is not None or self._session is not None:
-            pipeline.flush(30)
-            yield from self._from_run() if self.run is not None else self._from_session()
-
-    def _is_own(self, record: Record) -> bool:
-        own = self._first_seq <= record.seq < self._last_seq
-        is_here = record.rank == _rank() or record.rank in self._ranks
-        return own and (record.kind, record.name) in self._names and is_here
-
-    def _from_run(self) -> Iterator[Record]:
+            return
         from tensortap.runs.run_reader import RunReader
 
-        assert self.run is not None
-        reader = RunReader(self.run.path)
-        yield from (reader.load(r) for r in reader.new_records() if self._is_own(r))
-
-    def _from_session(self) -> Iterator[Record]:
-        from tensortap.live.reader import LiveReader
-
-        assert self._session is not None
-        try:
-            with LiveReader(self._session) as session:
-                cursor, records = session.since(0)
-                while records:
-                    for record in records:
-                        if self._is_own(record) and record.time_ns >= self._began:
-                            complete = not self._values or record.value is not None
-                            yield record if complete else session.load(record)
-                    cursor, records = session.since(cursor)
-        except TensortapError as error:
-            log.warning("tensortap: the session has the records of this tracker: %s", error)
+        pipeline.flush(30)
+        reader, rank = RunReader(self.run.path), ranks.rank_and_world_size()[0]
+        for record in reader.new_records():
+            own = self._first_seq <= record.seq < self._last_seq and record.rank == rank
+            if own and (record.kind, record.name) in self._names:
+                yield reader.load(record)
 
 
-def _rank() -> int:
-    return ranks.rank_and_world_size()[0]
+class PendingRecord(NamedTuple):
+    """A record that waits for a device; `explain` returns tags if it is not finite."""
+
+    record: Record
+    nbytes: int
+    summary: PendingSummary | None
+    explain: Explain | None = None
+    digest: PendingDigest | None = None
+
+    def ready(self) -> bool:
+        """Return whether the device has computed everything."""
+        return all(each is None or each.ready() for each in (self.summary, self.digest))
+
+    def resolve(self, prefix: str) -> Record | None:
+        """Wait for the device and return the record; None if the program took another branch.
+
+        `prefix` is put before the names in new tags.
+        """
+        record, tags, stats = self.record, self.record.tags, self.record.stats
+        if self.digest is not None:
+            record = msgspec.structs.replace(record, digest=self.digest.resolve())
+        if self.summary is not None:
+            stats = self.summary.resolve()
+            if stats is None:
+                return None
+            if self.explain and stats.finite != stats.count:
+                tags = {**tags, **prefixed_tags(self.explain(stats), prefix)}
+        return msgspec.structs.replace(record, stats=stats, tags=tags)
+
+
+def prefixed_tags(tags: dict[str, str], prefix: str) -> dict[str, str]:
+    """Return tags with a prefix before the names in them.
+
+    >>> prefixed_tags({"module": "fc", "call": "2"}, "model2.")
+    {'module': 'model2.fc', 'call': '2'}
+    """
+    named = ("module", "parameter", "shared", "origin", "behind")
+    return {
+        key: " ".join(prefix + name for name in text.split()) if key in named else text
+        for key, text in tags.items()
+    }

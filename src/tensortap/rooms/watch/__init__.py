@@ -1,4 +1,4 @@
-"""Watch: tensors in a worker process, and films of them."""
+"""Watch: your own code on live tensors, in a worker process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tensortap.core.rooms import lazy
 
 if TYPE_CHECKING:
-    from tensortap.rooms.watch.watch import list_probes
+    from tensortap.rooms.watch.torch import list_probes
     from tensortap.values.view import array_of
 
 __all__ = ["array_of", "list_probes"]
@@ -15,6 +15,6 @@ __getattr__ = lazy(
     __name__,
     {
         "array_of": "tensortap.values.view:array_of",
-        "list_probes": "tensortap.rooms.watch.watch:list_probes",
+        "list_probes": "tensortap.rooms.watch.torch:list_probes",
     },
 )

@@ -13,16 +13,15 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from tensortap.core.arguments import check_choice
 from tensortap.core.errors import TensortapError
-from tensortap.rooms.watch.messages import Orders
-from tensortap.rooms.watch.worker_process import forked, spawned
+from tensortap.rooms.watch.worker_process import Orders, forked, spawned
 from tensortap.values.registry import parts
 
 START_METHODS = ("spawn", "fork")
@@ -33,45 +32,38 @@ _START = "import sys; sys.path[0] = {root!r}; from {module} import {name}; {name
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """The function of a worker, and the options for its start and end."""
+    """The functions of a worker, and the options for its start and end."""
 
     name: str
     recorder: Any
     on_close: Callable[[], object] | None
+    timeout: float
+    per_name: int  # records of one name that may wait in the worker
+    budget: int
+    daemon: bool
     start_method: str = "spawn"
-    timeout: float = 30.0
-    per_name: int = 64  # records of one name that may wait in the worker
-    budget: int = 256 << 20
-    daemon: bool = False
+    functions: bytes = b""  # the pickle of what a spawned worker calls
 
 
-class Process(Protocol):
-    """A process that was started."""
-
-    pid: int
-
-    def wait(self, timeout: float) -> int | None:
-        """Wait for the process to end; return its exit code, or None if it still runs."""
-        ...
-
-    def kill(self) -> None: ...
-
-    def let_go(self) -> None:
-        """Let the program end without waiting for the process."""
-        ...
-
-
-def launch(task: Task, functions: bytes, key: bytes, line: socket.socket) -> Process:
+def launch(task: Task, key: bytes, line: socket.socket) -> SpawnedProcess | ForkedProcess:
     """Start a worker that talks to us over this socket."""
     orders = Orders(
-        key, os.getpid(), task.timeout, task.budget, task.per_name, functions,
+        key, os.getpid(), task.timeout, task.budget, task.per_name, task.functions,
         tuple(map(str, sys.path)),
     )  # fmt: skip
-    with _no_interrupts():
+    # block Ctrl-C until the worker ignores it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
         if task.start_method == "fork":
-            check_start_method("fork")
-            return _Forked(task, orders, line)
-        return _Spawned(orders, line)
+            _check_fork()
+            process: SpawnedProcess | ForkedProcess = ForkedProcess(task, orders, line)
+        else:
+            process = SpawnedProcess(orders, line)
+        with contextlib.suppress(OSError):  # if memory gets short, it goes before the trainer
+            Path(f"/proc/{process.pid}/oom_score_adj").write_text("1000")
+        return process
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def with_start_method(task: Task, start_method: str | None) -> Task:
@@ -79,35 +71,32 @@ def with_start_method(task: Task, start_method: str | None) -> Task:
 
     By default a worker is spawned, or forked if it could not import the functions of the task.
     """
-    task = dataclasses.replace(task, start_method=start_method or "spawn")
-    check_start_method(task.start_method)
-    try:
-        pickled(task)
-    except TensortapError:
-        if start_method is not None or not _can_fork():
-            raise
-        return dataclasses.replace(task, start_method="fork")
-    return task
+    if start_method is not None:
+        check_choice("start_method", start_method, START_METHODS)
+    if start_method != "fork":
+        try:
+            return dataclasses.replace(task, functions=_pickled(task))
+        except TensortapError:
+            if start_method is not None or not _can_fork():
+                raise
+    _check_fork()
+    return dataclasses.replace(task, start_method="fork")
 
 
 def _can_fork() -> bool:
     return all(part.survives_fork() for part in parts("tensortap.rooms.watch"))
 
 
-def check_start_method(start_method: str) -> None:
-    """Raise if a worker cannot be started by this method."""
-    check_choice("start_method", start_method, START_METHODS)
-    if start_method == "fork" and not _can_fork():
+def _check_fork() -> None:
+    if not _can_fork():
         raise TensortapError(
             "start_method='fork' does not work after CUDA was initialized: use 'spawn', or call "
             "tap.watch before anything touches the GPU"
         )
 
 
-def pickled(task: Task) -> bytes:
+def _pickled(task: Task) -> bytes:
     """Return the pickle of the functions that a worker calls; raise if it cannot import them."""
-    if task.start_method == "fork":
-        return b""
     stream = io.BytesIO()
     try:
         _TaskPickler(stream).dump((task.recorder, task.on_close))
@@ -137,17 +126,7 @@ def _name_of(value: Any) -> str:
     return getattr(value, "__qualname__", None) or f"{value!r:.80}"
 
 
-@contextlib.contextmanager
-def _no_interrupts() -> Iterator[None]:
-    """Block Ctrl-C until the worker ignores it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-class _Spawned:
+class SpawnedProcess:
     """A fresh interpreter that gets its orders over standard input."""
 
     def __init__(self, orders: Orders, line: socket.socket) -> None:
@@ -159,6 +138,7 @@ class _Spawned:
             [sys.executable, *flags, "-c", code], stdin=subprocess.PIPE, pass_fds=[line.fileno()]
         )
         self.pid = self._process.pid
+        self.kill = self._process.kill
         # in a thread, because a write to a full pipe waits for the reader
         send = functools.partial(self._send, msgspec.msgpack.encode(orders))
         threading.Thread(target=send, name="tensortap-orders", daemon=True).start()
@@ -170,19 +150,17 @@ class _Spawned:
             stream.write(orders)
 
     def wait(self, timeout: float) -> int | None:
+        """Wait for the process to end; return its exit code, or None if it still runs."""
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
 
-    def kill(self) -> None:
-        self._process.kill()
-
     def let_go(self) -> None:
         """Do nothing: the program does not wait for a subprocess."""
 
 
-class _Forked:
+class ForkedProcess:
     """A fork of this process, by the standard library's multiprocessing."""
 
     def __init__(self, task: Task, orders: Orders, line: socket.socket) -> None:
@@ -194,16 +172,15 @@ class _Forked:
         )  # fmt: skip
         self._process.start()
         self.pid = self._process.pid or 0
+        self.kill = self._process.kill
 
     def wait(self, timeout: float) -> int | None:
+        """Wait for the process to end; return its exit code, or None if it still runs."""
         self._process.join(timeout)
         return self._process.exitcode
 
-    def kill(self) -> None:
-        self._process.kill()
-
     def let_go(self) -> None:
+        """Let the program end without waiting: multiprocessing joins its children at exit."""
         import multiprocessing.process
 
-        # multiprocessing joins its children at exit
         getattr(multiprocessing.process, "_children", set()).discard(self._process)

@@ -1,12 +1,7 @@
-"""Watch: tensors in a worker process, and films of them."""
+"""Watch: your own code on live tensors, in a worker process."""
 
 from __future__ import annotations
 
 from tensortap.rooms import Room
 
-ROOM = Room(
-    name="watch",
-    needs=("figures", "track"),
-    commands={"film": "tensortap.rooms.watch.command:film"},
-    offers={"run.film": "tensortap.rooms.watch.films.film:film"},
-)
+ROOM = Room(name="watch", needs=("track",))

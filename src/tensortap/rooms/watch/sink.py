@@ -6,9 +6,7 @@ is a process of our own.
 
 from __future__ import annotations
 
-import itertools
 import logging
-import math
 import os
 import secrets
 import socket
@@ -17,18 +15,16 @@ import time
 from typing import NamedTuple
 
 from tensortap.capture.ledger import DISCONNECTED, ERROR, OVER_BUDGET, TOO_LARGE, Entry, Ledger
-from tensortap.capture.queue import Queue
 from tensortap.capture.sink import Sink, Wake
 from tensortap.core.buffers import Pool
+from tensortap.core.errors import TensortapError
+from tensortap.core.limits import available_memory, shortage, total_memory
 from tensortap.core.settings import flag
 from tensortap.live.address import Address
 from tensortap.live.sink import LiveSink
-from tensortap.rooms.watch.launch import Process, Task, launch, pickled
-from tensortap.rooms.watch.messages import (
+from tensortap.rooms.watch.launch import Task, launch
+from tensortap.rooms.watch.worker_process import (
     TIME_UP,
-    UNASKED,
-    Answer,
-    Ask,
     Done,
     End,
     Fault,
@@ -40,7 +36,8 @@ from tensortap.rooms.watch.messages import (
 
 log = logging.getLogger("tensortap")
 
-PATIENCE = 5.0  # seconds of waiting at the end before a message says for what
+NEEDED = 96 << 20  # bytes that a worker takes: the interpreter, NumPy, records on their way
+_CHECKED = 0.1  # seconds between two looks at the memory that is left
 _ENDS: set[socket.socket] = set()  # our ends of all sockets to workers
 
 
@@ -56,32 +53,36 @@ class WorkerSink(Sink):
     """Starts one worker process, sends it records, and notices when it ends."""
 
     def __init__(self, task: Task, pool: Pool) -> None:
-        self.task = task
+        self._task = task
         self.ledger = Ledger()
         self.counts = WorkerCounts()  # as the worker last reported
         self.alive = True
         self.died = False
         self.closing = False
-        self.handed = 0  # records that the queue has handed over
         self.lost = 0  # records that the worker had not processed when it died or ran out of time
+        self._handed = 0  # records that the queue has handed over
         self._unsent = 0  # records that were still on their way to a worker that died
         self._changed = threading.Condition()
-        self._answered: set[int] = set()
-        self._numbers = itertools.count()
         self._killed = False  # by us, because it hung
+        self._short = False  # by us, because memory is short
+        self._checked = 0.0
         self._exit: _Exit | None = None
         self._detached = False  # the queue has closed: the supervisor handles the exit itself
         self._wake: Wake | None = None
+        if lacking := shortage():
+            raise TensortapError(f"cannot start worker {task.name!r}: {lacking}")
         key = secrets.token_bytes(32)
         self._line, theirs = socket.socketpair()
         _ENDS.add(self._line)
         try:
-            self._process = launch(task, pickled(task), key, theirs)
+            self._process = launch(task, key, theirs)
         except BaseException:
             _hang_up(self._line)
             raise
         finally:
             theirs.close()
+        self.pid = self._process.pid
+        self.let_go = self._process.let_go
         address = Address("127.0.0.1", 0)  # the worker tells its port when it listens
         arena = not flag("TENSORTAP_NO_ARENA")
         self._live = LiveSink(address, pool, self.ledger, arena=arena, key=key)
@@ -105,7 +106,7 @@ class WorkerSink(Sink):
         return self._live.room() if self.alive else 0
 
     def send(self, entries: list[Entry]) -> None:
-        self.handed += len(entries)
+        self._handed += len(entries)
         self._live.send(entries)
 
     def wait(self, wake: Wake, timeout: float) -> None:
@@ -113,6 +114,7 @@ class WorkerSink(Sink):
         if self._exit is not None:
             self._handle_exit()
         if self.alive:
+            self._end_if_memory_is_short()
             self._live.wait(wake, timeout)
         else:
             wake.wait(timeout)
@@ -134,9 +136,14 @@ class WorkerSink(Sink):
     def outstanding(self) -> int:
         """Records that were handed over and are not processed or dropped."""
         reasons, counts = self.ledger.reasons(), self.counts
-        arrived = self.handed - self._unsent - reasons[TOO_LARGE] - reasons[ERROR]
+        arrived = self._handed - self._unsent - reasons[TOO_LARGE] - reasons[ERROR]
         done = counts.processed + counts.errors + counts.dropped
         return max(0, arrived - done - self.lost)
+
+    def wait_until_processed(self, timeout: float) -> bool:
+        """Wait until no record is outstanding; return False if time ran out or some were lost."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self.outstanding, timeout) and not self.lost
 
     def reasons(self) -> dict[str, int]:
         """Return how many records were dropped, here or in the worker, by reason."""
@@ -147,11 +154,6 @@ class WorkerSink(Sink):
         return reasons
 
     # -- the process ----------------------------------------------------------------------
-
-    @property
-    def pid(self) -> int:
-        """The process id of the worker."""
-        return self._process.pid
 
     def _supervise(self) -> None:
         """Read the worker's messages until it ends; the queue's thread handles the exit."""
@@ -166,22 +168,18 @@ class WorkerSink(Sink):
                     log.warning(
                         "tensortap: the function of worker %r raised for %r; it continues, and "
                         "further errors like this one are only counted:\n%s",
-                        self.task.name, message.name, message.text.rstrip(),
+                        self._task.name, message.name, message.text.rstrip(),
                     )  # fmt: skip
-                elif isinstance(message, Answer):
+                elif isinstance(message, WorkerCounts):
                     with self._changed:
-                        self.counts = message.counts
-                        if message.number != UNASKED:
-                            self._answered.add(message.number)
+                        self.counts = message
                         self._changed.notify_all()
                 elif isinstance(message, Done):
                     done = message
-        process: Process = self._process
-        code = process.wait(self.task.timeout + 5.0)
+        code = self._process.wait(self._task.timeout + 5.0)
         if code is None:  # it has closed the socket, but does not end
-            self._killed = True
-            process.kill()
-            code = process.wait(5.0)
+            self.kill()
+            code = self._process.wait(5.0)
         _hang_up(self._line)
         self._exit = _Exit(code, done, reader.crash_text)
         if self._detached:
@@ -189,58 +187,49 @@ class WorkerSink(Sink):
         else:
             self._wake_queue()
 
+    def _end_if_memory_is_short(self) -> None:
+        """Kill the worker before the kernel looks for a process to kill."""
+        now = time.monotonic()
+        if now - self._checked > _CHECKED and not self._short:
+            self._checked = now
+            self._short = not memory_left()
+            if self._short:
+                self._process.kill()
+
     def _wake_queue(self) -> None:
         if self._wake is not None:
             self._wake.set()
 
     def _handle_exit(self) -> None:
+        """Count what was lost; log it unless the worker left in order."""
         with self._changed:  # the queue's thread and the supervisor may both find it
             ended, self._exit = self._exit, None
-        if ended is not None:
-            self._after_exit(ended)
-
-    def _after_exit(self, ended: _Exit) -> None:
-        """Count what was lost; log it unless the worker left in order."""
+        if ended is None:
+            return
+        code, done, words = ended
         if not self._detached:
             self._live.close()
         self.ledger.drop(self.give_up(), DISCONNECTED)
-        if ended.done is not None:
-            self.counts = ended.done.counts
-        words = (ended.done.error if ended.done is not None else "") or ended.words
-        in_order = ended.done is not None or ended.code == TIME_UP or self._killed
+        if done is not None:
+            self.counts, words = done.counts, done.error or words
+        in_order = done is not None or code == TIME_UP or self._killed
         lost = self.outstanding
         if words or not self.closing or not in_order:
             self.died = True
-            code = ended.code
             how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+            if self._short:
+                how = "it was killed, because memory is short"
             then = "training continues without it"
             if self.closing:
                 then = f"{lost} records were not processed"
             log.error(
                 "tensortap: worker %r died (%s); %s%s",
-                self.task.name, how, then, f":\n{words.rstrip()}" if words else "",
+                self._task.name, how, then, f":\n{words.rstrip()}" if words else "",
             )  # fmt: skip
-        self.lost += lost
         with self._changed:
+            self.lost += lost
             self.alive = False
             self._changed.notify_all()
-
-    # -- questions to the worker ----------------------------------------------------------
-
-    def ask(self, timeout: float, *, drained: bool = False) -> bool:
-        """Have the worker report its counts; `drained`: after it has processed everything."""
-        number, deadline = next(self._numbers), time.monotonic() + timeout
-        if not self.alive or not send(self._line, Ask(number, drained)):
-            return False
-        with self._changed:
-            while number not in self._answered and self.alive:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self._changed.wait(left)
-            answered = number in self._answered
-            self._answered.discard(number)
-            return answered
 
     def end(self, timeout: float) -> None:
         """Tell the worker to finish within `timeout` seconds."""
@@ -256,89 +245,10 @@ class WorkerSink(Sink):
         self._killed = True
         self._process.kill()
 
-    def let_go(self) -> None:
-        """Let the program end before the worker."""
-        self._process.let_go()
 
-
-class Worker:
-    """A worker process and the queue to it."""
-
-    def __init__(self, task: Task, pool: Pool) -> None:
-        self.task = task
-        self.sink = WorkerSink(task, pool)
-        self.queue = Queue(self.sink, budget=task.budget, name=f"worker-{task.name}")
-        self._flushed = 0  # records handed over when all were last known to be processed
-
-    @property
-    def waiting(self) -> int:
-        """Number of records that are queued, on their way, or in the worker and not processed."""
-        return self.queue.waiting + self.sink.outstanding
-
-    def flush(self, timeout: float | None = None) -> bool:
-        """Wait until everything so far has been processed; return False if time ran out."""
-        deadline = time.monotonic() + (self.task.timeout if timeout is None else timeout)
-        if not self.queue.flush(max(0.0, deadline - time.monotonic())):
-            return False
-        handed = self.sink.handed
-        if handed != self._flushed:
-            if not self.sink.ask(deadline - time.monotonic(), drained=True):
-                return False
-            self._flushed = handed
-        return True
-
-    def close(self, timeout: float | None = None, *, wait: bool = True) -> None:
-        """Let the worker process everything, close its files and end, within `timeout` seconds.
-
-        Without `wait`, it does so after the program has ended.
-        """
-        sink = self.sink
-        if sink.closing:
-            return
-        sink.closing = True
-        deadline = time.monotonic() + (self.task.timeout if timeout is None else timeout)
-        try:
-            if sink.alive:
-                self._finish(deadline, wait)
-        finally:
-            self.queue.close(0.0)
-        if sink.lost and not sink.died:
-            log.warning(
-                "tensortap: worker %r did not process %d records before its time was up; "
-                "increase timeout=", self.task.name, sink.lost,
-            )  # fmt: skip
-
-    def _finish(self, deadline: float, wait: bool) -> None:
-        sink = self.sink
-        warn_at = time.monotonic() + PATIENCE
-        try:
-            # leave the worker some of the time, to process what it has and to close its files
-            until = time.monotonic() + (deadline - time.monotonic()) * 0.75
-            while sink.alive and (left := until - time.monotonic()) > 0:
-                if self.queue.flush(min(left, 0.5)):
-                    break
-                warn_at = self._warn(warn_at, deadline)
-        finally:  # also when the user interrupts: the worker closes its files all the same
-            sink.end(deadline - time.monotonic())
-        if not wait:
-            sink.let_go()
-            return
-        while not sink.wait_for_exit(0.5) and time.monotonic() < deadline + 2.0:
-            warn_at = self._warn(warn_at, deadline)
-        if sink.alive:
-            log.warning("tensortap: worker %r hung and was killed", self.task.name)
-            sink.kill()
-            sink.wait_for_exit(5.0)
-
-    def _warn(self, warn_at: float, deadline: float) -> float:
-        """Log once why the program does not end; return when to log next."""
-        if time.monotonic() < warn_at or not self.sink.alive:
-            return warn_at
-        log.warning(
-            "tensortap: worker %r still has %d records to process; waiting %.0f more seconds "
-            "(timeout=)", self.task.name, self.waiting, deadline - time.monotonic(),
-        )  # fmt: skip
-        return math.inf
+def memory_left(nbytes: int = 0) -> bool:
+    """Return whether training keeps a reserve of memory beside `nbytes` for a worker."""
+    return available_memory() - nbytes >= min(128 << 20, total_memory() // 20)
 
 
 def _hang_up(line: socket.socket) -> None:

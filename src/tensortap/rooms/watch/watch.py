@@ -1,42 +1,26 @@
-"""`watch`: run your own code on live tensors, in another process; `list_probes`: on which."""
+"""`watch`: run your own code on live tensors, in another process."""
 
 from __future__ import annotations
 
-import functools
-import itertools
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tensortap.capture.pipeline import at_exit, pipeline
-from tensortap.core.arguments import (
-    check_callable,
-    check_count,
-    check_positive,
-    check_text,
-)
+from tensortap.capture.pipeline import at_exit
+from tensortap.core.arguments import check_callable, check_count, check_positive, check_text
 from tensortap.core.errors import NotFound
 from tensortap.core.record import Record
 from tensortap.core.settings import buffer_size
 from tensortap.rooms.track.options import NamePattern
 from tensortap.rooms.watch.launch import Task, with_start_method
-from tensortap.rooms.watch.watch_observer import (
-    ROOM,
-    Probe,
-    RateLimitedObserver,
-    Transform,
-    WatchSelection,
-)
+from tensortap.rooms.watch.watch_observer import Transform, WatchSelection
 from tensortap.rooms.watch.watcher import Watcher
-from tensortap.values.registry import parts
 
 log = logging.getLogger("tensortap")
 
-_RATE = 20.0  # records per second of one name
-_MIN_WAITING = 32  # records of one name that may wait in a worker; or two seconds' worth, if more
-_MAX_WAITING = 1024
+_UNNAMED = "watch"  # the watcher that calls without a name start, and then join
 
 
 def watch(
@@ -71,62 +55,91 @@ def watch(
     spawned worker cannot import, is forked. With `daemon`, the program ends without waiting for
     the worker, which finishes on its own. Rank 0 watches, or the given `rank`, several, or
     ``rank="all"``. A worker that dies is reported, and training continues.
+
+    A second call without a `name` adds its targets to the watcher that runs, and returns it.
     """
     function = recorder if on_record is None else on_record
-    if function is None or (recorder is not None and on_record is not None):
+    options: dict[str, Any] = {
+        "on_close": on_close, "every": every, "rate": rate, "timeout": timeout,
+        "start_method": start_method, "daemon": daemon, "rank": rank, "enabled": enabled,
+    }  # fmt: skip
+    selection: dict[str, Any] = {
+        "kind": kind, "include": include, "exclude": exclude, "transform": transform,
+    }  # fmt: skip
+    if recorder is not None and on_record is not None:
         raise TypeError("pass either recorder or on_record")
-    check_count("every", every)
-    per_second = _rate(rate, every)
-    _check_options(function, on_close, per_second, timeout, name)
-    selection = WatchSelection().updated(
-        kind=kind, include=include, exclude=exclude, transform=transform
-    )
-    watching_ranks = _selected_ranks(rank)
-    waiting = _MAX_WAITING
-    if per_second is not None:
-        waiting = int(min(max(_MIN_WAITING, 2 * per_second), _MAX_WAITING))
+    first = _running.get(_UNNAMED) if name is None else None
+    if first is not None and first.died:
+        first.close()
+    elif first is not None:
+        _check_same(first, function, options)
+        if targets is not None:
+            first.attach(targets, **selection)
+        return first
     with _lock:
-        name = _unused_name(name)
-        task = Task(name, function, on_close, "", timeout, waiting, buffer_size(), daemon)
-        # raises now if it cannot be sent, even if the worker starts later
-        task = with_start_method(task, start_method)
-        observer = RateLimitedObserver(
-            name, selection, every=every, rate=per_second, ranks=watching_ranks
-        )
-        watcher = Watcher(name, observer, task, functools.partial(_remove, name))
-        watcher.enabled = enabled
-        _running[name] = watcher
+        started = _new_watcher(name or _UNNAMED, function, options, selection)
+        _running[started.name] = started
     try:
         _register_exit()
         if targets is not None:
-            watcher.attach(targets)
-        watcher.start()
+            started.attach(targets)
+        started.start()
     except BaseException:
-        watcher.close(1.0)
+        started.close(1.0)
         raise
-    return watcher
+    return started
 
 
-def _rate(rate: Any, every: int) -> float | None:
-    """Return the limit of records per second; by default, a choice of calls needs none."""
-    if isinstance(rate, str) and rate == "auto":
-        return _RATE if every == 1 else None
-    found: float | None = rate
-    return found
+def _check_same(running: Watcher, function: Any, options: dict[str, Any]) -> None:
+    """Raise if a call joins a watcher, but asks for another function or other options."""
+    defaults = watch.__kwdefaults__ or {}
+    others = [option for option, value in options.items()
+              if value not in (defaults[option], running.options[option])]  # fmt: skip
+    if function is not None and function != running.options["function"]:
+        others.insert(0, "recorder")
+    if others:
+        raise ValueError(
+            f"a watcher without a name is already running, with another {', '.join(others)}: end "
+            "it with tap.watcher().close(), or pass name= for a worker of its own"
+        )
 
 
-def _check_options(function: Any, on_close: Any, rate: Any, timeout: Any, name: Any) -> None:
+def _new_watcher(
+    name: str, function: Any, options: dict[str, Any], selection: dict[str, Any]
+) -> Watcher:
+    """Check the options of `watch`; return a watcher that has not started."""
+    if function is None:
+        raise TypeError("pass either recorder or on_record")
     check_callable("on_record", function)
-    if on_close is not None:
-        check_callable("on_close", on_close)
     if isinstance(function, type):
         made = f"{function.__name__}(...)"
         raise TypeError(f"on_record must be a function or an object, got a class; pass {made}")
+    every, rate, on_close = options["every"], options["rate"], options["on_close"]
+    if on_close is not None:
+        check_callable("on_close", on_close)
+    check_count("every", every)
+    if isinstance(rate, str) and rate == "auto":
+        rate = 20.0 if every == 1 else None  # a choice of calls needs no limit
     if rate is not None:
         check_positive("rate", rate)
-    check_positive("timeout", timeout)
-    if name is not None:
-        check_text("name", name)
+    check_positive("timeout", options["timeout"])
+    check_text("name", name)
+    if name in _running:
+        raise ValueError(
+            f"a watcher named {name!r} is already running; pass another name, or attach targets "
+            f"to it with tap.watcher({name!r}).attach(...)"
+        )
+    # records of one name that may wait in the worker: two seconds' worth, within reason
+    waiting = 1024 if rate is None else int(min(max(32, 2 * rate), 1024))
+    task = Task(
+        name, function, on_close, options["timeout"], waiting, buffer_size(), options["daemon"]
+    )
+    # raises now if it cannot be sent, even if the worker starts later
+    task = with_start_method(task, options["start_method"])
+    return Watcher(
+        task, WatchSelection().updated(**selection), {"function": function, **options},
+        rate=rate, ranks=_selected_ranks(options["rank"]), on_closed=_remove,
+    )  # fmt: skip
 
 
 def _selected_ranks(rank: Any) -> frozenset[int] | None:
@@ -143,27 +156,18 @@ def _selected_ranks(rank: Any) -> frozenset[int] | None:
 
 
 def watcher(name: str | None = None) -> Watcher:
-    """Return the running watcher, from anywhere in the program; by `name` if there are several."""
+    """Return a running watcher, from anywhere in the program.
+
+    Without a name: the one that was started without, or the only one.
+    """
     running = dict(_running)
     if not running:
         raise NotFound("no watcher is running: call tap.watch(...) first")
-    if name is None and len(running) == 1:
-        return next(iter(running.values()))
-    if name is not None and name in running:
-        return running[name]
-    problem = "several watchers are running" if name is None else f"no watcher {name!r}"
-    raise NotFound(f"{problem}; pass one of the names {', '.join(map(repr, running))}")
-
-
-def _unused_name(name: str | None) -> str:
-    """Return the name that was given, or a free one; raise if a watcher has that name."""
-    if name is not None and name in _running:
-        raise ValueError(
-            f"a watcher named {name!r} is already running; pass another name, or attach targets "
-            f"to it with tap.watcher({name!r}).attach(...)"
-        )
-    numbered = ("watch" if n == 1 else f"watch-{n}" for n in itertools.count(1))
-    return name or next(each for each in numbered if each not in _running)
+    if name is None:
+        name = next(iter(running)) if len(running) == 1 else _UNNAMED
+    if name not in running:
+        raise NotFound(f"no watcher {name!r}; running are {', '.join(map(repr, running))}")
+    return running[name]
 
 
 _running: dict[str, Watcher] = {}
@@ -172,9 +176,9 @@ _lock = threading.Lock()
 _registered = False
 
 
-def _remove(name: str) -> None:
+def _remove(closed: Watcher) -> None:
     with _lock:
-        _running.pop(name, None)
+        _running.pop(closed.name, None)
 
 
 def _register_exit() -> None:
@@ -201,53 +205,10 @@ def _after_fork() -> None:
     # the workers belong to the parent: kept, not closed, so that sockets and threads stay untouched
     global _lock, _registered
     for one in _running.values():
-        one.stop()
+        one.active = False
         _inherited.append(one)
     _running.clear()
     _lock, _registered = threading.Lock(), False
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-class Probes(tuple[Probe, ...]):
-    """The probes that `list_probes` has found; printed, they are a table."""
-
-    __slots__ = ()
-
-    def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [
-            ("name", "type", "shape", "dtype", "output", "gradient", "in place", "")
-        ]
-        for p in self:
-            shape = "×".join(map(str, p.shape)) or "scalar"
-            marks = ("yes" if mark else "no" for mark in (p.output, p.gradient, p.in_place))
-            rows.append((p.name, p.type, shape if p.dtype else "", p.dtype, *marks, p.note))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        )
-
-
-def list_probes(model: Any, *inputs: Any, **named: Any) -> Probes:
-    """Return what of a model can be watched: ``print(tap.rooms.watch.list_probes(model, batch))``.
-
-    Runs the model forward and backward once, on copies of the inputs. Gradients, buffers, random
-    numbers and the mode of the model are afterwards as they were.
-
-    >>> import torch
-    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(inplace=True))
-    >>> [(p.name, p.shape, p.gradient, p.in_place) for p in list_probes(model, torch.ones(1, 2))][1]
-    ('0', (1, 3), True, True)
-    """
-    enabled = pipeline.enabled
-    pipeline.switch(False)  # nobody tracks or watches this pass
-    try:
-        for part in parts(ROOM):
-            probes = part.find_probes(model, inputs, named)
-            if probes is not None:
-                return Probes(probes)
-    finally:
-        pipeline.switch(enabled)
-    raise TypeError(f"list_probes needs a torch.nn.Module, got {model!r:.100}")

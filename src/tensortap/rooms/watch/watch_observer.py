@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import dataclasses
 import math
 import threading
 import time
-from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensortap import values as arrays
 from tensortap.capture.ledger import DISCONNECTED
 from tensortap.capture.pipeline import pipeline
-from tensortap.capture.queue import Queue, write_to
-from tensortap.capture.selection import CallCounters
+from tensortap.capture.queue import write_to
 from tensortap.core import ranks
 from tensortap.core.arguments import check_callable, check_choice
 from tensortap.core.errors import CaptureError
@@ -23,6 +20,9 @@ from tensortap.core.record import Kind, Record, Summary
 from tensortap.rooms.track.observing import Explain, Observed
 from tensortap.rooms.track.options import NamePattern, Patterns
 from tensortap.values.registry import parts
+
+if TYPE_CHECKING:
+    from tensortap.rooms.watch.watcher import Watcher
 
 Transform = Callable[[Any], Any]
 ROOM = "tensortap.rooms.watch"
@@ -32,48 +32,8 @@ _GRADIENTS = (Kind.GRADIENT, Kind.WEIGHT_GRADIENT)
 _KINDS = {"outputs": _OUTPUTS, "gradients": _GRADIENTS, "both": (*_OUTPUTS, *_GRADIENTS)}
 
 
-class Probe(NamedTuple):
-    """A name that can be watched, or the reason why it cannot.
-
-    `output` and `gradient` say whether hooks saw them. `in_place` says that a later operation
-    overwrites the output: a hook sees it before, code after the model does not.
-    """
-
-    name: str
-    type: str
-    shape: tuple[int, ...] = ()
-    dtype: str = ""
-    output: bool = False
-    gradient: bool = False
-    in_place: bool = False
-    note: str = ""
-
-
-class WatchSelection(NamedTuple):
-    """Options of the hooks of one target: what they capture, and how they transform it."""
-
-    kind: str = "outputs"
-    include: NamePattern = None
-    exclude: NamePattern = None
-    transform: Transform | None = None
-
-    def updated(self, **options: Any) -> WatchSelection:
-        """Return the selection with the options that are not None; raise if one is invalid."""
-        given = {option: value for option, value in options.items() if value is not None}
-        selection = self._replace(**given)
-        check_choice("kind", selection.kind, tuple(_KINDS))
-        if selection.transform is not None:
-            check_callable("transform", selection.transform)
-        return selection
-
-
 class RateLimit:
-    """At most so many per second of each key; None is no limit.
-
-    >>> limit = RateLimit(0.001)
-    >>> limit.due("fc"), limit.due("fc"), limit.due("conv")
-    (True, False, True)
-    """
+    """At most so many per second of each key; None is no limit."""
 
     def __init__(self, rate: float | None) -> None:
         self._pause = 0 if rate is None or math.isinf(rate) else round(1e9 / rate)
@@ -96,66 +56,46 @@ class RateLimit:
         return True
 
 
-@dataclasses.dataclass
-class Switches:
-    """State that all targets of a watcher share."""
+class WatchSelection(NamedTuple):
+    """Options of the hooks of one target: what they capture, and how they transform it."""
 
-    active: bool = True  # until it is closed
-    enabled: bool = True
-    message: str = ""
+    kind: str = "outputs"
+    include: NamePattern = None
+    exclude: NamePattern = None
+    transform: Transform | None = None
+
+    def updated(self, **options: Any) -> WatchSelection:
+        """Return the selection with the options that are not None; raise if one is invalid."""
+        given = {option: value for option, value in options.items() if value is not None}
+        selection = self._replace(**given)
+        check_choice("kind", selection.kind, tuple(_KINDS))
+        if selection.transform is not None:
+            check_callable("transform", selection.transform)
+        return selection
 
 
-class RateLimitedObserver:
-    """Queues what hooks observe, and what is caught by hand, for the worker of a watcher."""
+class TargetObserver:
+    """Queues what the hooks of some targets observe for the worker of their watcher."""
 
-    queue_of: Callable[[], Queue | None]  # to the worker; the watcher sets it
+    only_training = explains = inputs = False
+    batch = None
 
-    def __init__(
-        self,
-        name: str,
-        selection: WatchSelection,
-        *,
-        every: int,
-        rate: float | None,
-        ranks: Collection[int] | None,
-    ) -> None:
-        self._name = name
-        self.only_training = self.explains = self.inputs = False
-        self.batch = None
+    def __init__(self, watcher: Watcher, selection: WatchSelection) -> None:
+        self._watcher = watcher
+        self.selection = selection
+        self.unseen = watcher.unseen
         self.fault = pipeline.fault
-        self._select(selection)
-        self.switches = Switches()
-        self.unseen: dict[str, str] = {}
-        self._every = every
-        self._limit = RateLimit(rate)
-        self._ranks = ranks
-        self._counters = CallCounters()
-
-    def _select(self, selection: WatchSelection) -> None:
-        self._selection = selection
-        self._transform = selection.transform
-        kinds = frozenset(_KINDS[selection.kind])
-        patterns = Patterns(selection.include, selection.exclude, kinds)
+        patterns = Patterns(selection.include, selection.exclude, frozenset(_KINDS[selection.kind]))
         self.kinds = patterns.kinds
         self.wants = patterns.wants
 
-    def with_options(self, **options: Any) -> RateLimitedObserver:
-        """Return a copy with other options, for some targets; the rest is shared."""
-        other = copy.copy(self)
-        other._select(self._selection.updated(**options))
-        return other
-
     @property
     def active(self) -> bool:
-        return self.switches.active
+        return self._watcher.active
 
     @property
     def capturing(self) -> bool:
-        return self.switches.active and self.switches.enabled and pipeline.enabled
-
-    @property
-    def here(self) -> bool:
-        return self._ranks is None or ranks.rank_and_world_size()[0] in self._ranks
+        return self._watcher.active and self._watcher.enabled and pipeline.enabled
 
     @property
     def step_number(self) -> int:
@@ -163,13 +103,14 @@ class RateLimitedObserver:
 
     def due(self, name: str, kind: Kind) -> bool:
         """Return whether `every`, the rate and the rank allow a record of the call now."""
-        if self._every > 1 and (self._counters.of(name).calls - 1) % self._every:
+        watcher = self._watcher
+        if watcher.every > 1 and (watcher.counters.of(name).calls - 1) % watcher.every:
             return False
-        return self._limit.due((name, kind)) and self.here
+        return watcher.limit.due((name, kind)) and watcher.here
 
     def place(self, name: str, again: bool = False) -> tuple[int, int]:
         """Count a call of a name; return its step and call. `again`: those of the last call."""
-        counter = self._counters.of(name)
+        counter = self._watcher.counters.of(name)
         if again:
             return counter.position(max(0, counter.calls - 1))
         return counter.count(pipeline.clock.step)
@@ -182,33 +123,33 @@ class RateLimitedObserver:
         stats: Summary | None = None,
         explain: Explain | None = None,
     ) -> Summary | None:
-        if not self.capturing:
-            return None
-        start = _now()
-        self._capture(observed, value, self.step_number if step is None else step)
-        pipeline.ledger.track(_now() - start)
+        if self.capturing:
+            start = _now()
+            self._capture(observed, value, self.step_number if step is None else step)
+            pipeline.ledger.track(_now() - start)
         return None
 
     def _capture(self, observed: Observed, value: Any, step: int) -> None:
         tags = {**observed.tags, "device": str(getattr(value, "device", "cpu"))}
-        if self.switches.message:
-            tags["message"] = self.switches.message
-        if self._transform is not None:
-            value = self._transformed(observed.name, value)
+        if self._watcher.message:
+            tags["message"] = str(self._watcher.message)
+        if self.selection.transform is not None:
+            value = self._transformed(self.selection.transform, observed.name, value)
             if value is None:
                 return
             kind, dtype, shape = arrays.describe(value)
             observed = observed._replace(
                 type=observed.type or kind, dtype=dtype, shape=shape, shard=None
             )
-        nbytes = arrays.nbytes_of(value)
         rank, world_size = ranks.rank_and_world_size()
-        queue = self.queue_of()
+        queue = self._watcher.queue()
         if queue is None:
+            self._watcher.dropped += 1
             return
         if not queue.accepting:
             queue.ledger.drop_values(DISCONNECTED)
             return
+        nbytes = arrays.nbytes_of(value)
         if not queue.admit(nbytes, observed.name, observed.kind, step, rank):
             return
         snapshot, nbytes = arrays.snapshot(value, pipeline.pool)
@@ -219,22 +160,21 @@ class RateLimitedObserver:
         )  # fmt: skip
         write_to([queue], record, nbytes, captured=False)
 
-    def _transformed(self, name: str, value: Any) -> Any:
+    def _transformed(self, transform: Transform, name: str, value: Any) -> Any:
         """Return the result of the user's transform, which runs on the device without a graph."""
-        assert self._transform is not None
         found = list(parts(ROOM))
         before = [part.version_of(value) for part in found]
         try:
             with contextlib.ExitStack() as stack:
                 for part in found:
                     stack.enter_context(part.without_graph())
-                result = self._transform(value)
+                result = transform(value)
         except Exception as error:
             reason = f"transform raised for {name!r}: {type(error).__name__}: {error}"
-            pipeline.fault(f"transform of {self._name}", CaptureError(reason))
+            pipeline.fault(f"transform of {self._watcher.name}", CaptureError(reason))
             return None
         if [part.version_of(value) for part in found] != before:
-            pipeline.fault(f"in-place transform of {self._name}", CaptureError(
+            pipeline.fault(f"in-place transform of {self._watcher.name}", CaptureError(
                 f"transform changed {name!r} in place, which changes the training; "
                 "return a new tensor instead"
             ))  # fmt: skip

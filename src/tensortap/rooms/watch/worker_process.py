@@ -4,11 +4,15 @@ It has a server of its own, on a port and with a key that only its parent knows.
 the server, one listens to the parent, and the main thread calls the user's functions. When the
 parent says so, or has died, the worker processes what has arrived, closes the user's files and
 ends, within its timeout.
+
+Besides records, the two processes exchange messages: each is one line of JSON over a pair of
+sockets. Other text on it is the traceback that the interpreter of a crashed worker writes there.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import faulthandler
 import itertools
 import os
@@ -20,7 +24,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -30,17 +34,100 @@ from tensortap.core.history import History, Key, record_nbytes
 from tensortap.core.record import Record
 from tensortap.live.address import Address
 from tensortap.live.server import Server
-from tensortap.rooms.watch import messages as wire
 from tensortap.values.registry import parts
 
-_PARENT_INTERVAL = 0.25  # seconds between checks of the parent
-_IDLE = 1.0  # seconds to wait for a record
-_DRAIN_TIMEOUT = 1.0  # seconds without a record, after which a parent that died sent no more
-_PROCESSING_SHARE = 0.75  # of the time at the end; the rest is for closing files
-_REPORT_INTERVAL = 0.25
-_NICE = 10  # training has priority
-_TRACEBACK_DEPTH = 20  # frames by which two errors are compared
-_MOST_FAULTS = 1000
+TIME_UP = 75
+"""Exit code of a worker that ran out of time."""
+
+_REPORT_INTERVAL = 0.05  # seconds between reports of counts: each wakes a thread of the program
+
+
+class Orders(msgspec.Struct, frozen=True):
+    """The first message to a worker: its orders.
+
+    `functions` is the pickle of what a spawned worker calls, and `path` where it finds modules. At
+    most `per_name` records of one name wait to be processed, and `bound` bytes in all.
+    """
+
+    key: bytes
+    parent_pid: int
+    timeout: float
+    bound: int
+    per_name: int
+    functions: bytes
+    path: tuple[str, ...]
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The worker listens on a port."""
+
+    port: int
+
+
+class Fault(msgspec.Struct, frozen=True, tag=True):
+    """The user's code raised an error for a name; sent once per error."""
+
+    name: str
+    text: str
+
+
+class WorkerCounts(msgspec.Struct, frozen=True, tag=True):
+    """Counts of processed records, dropped records, and records for which the code raised."""
+
+    processed: int = 0
+    errors: int = 0
+    dropped: int = 0
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The worker ends; `error` is the traceback if it failed."""
+
+    counts: WorkerCounts
+    error: str = ""
+
+
+class End(msgspec.Struct, frozen=True, tag=True):
+    """No more records will come: finish within `timeout` seconds."""
+
+    timeout: float
+
+
+WorkerMessage = Ready | Fault | WorkerCounts | Done | End
+_decoder = msgspec.json.Decoder(WorkerMessage)
+
+
+def send(line: socket.socket, message: WorkerMessage) -> None:
+    """Send a message, unless the other process has ended."""
+    with contextlib.suppress(OSError):
+        line.sendall(msgspec.json.encode(message) + b"\n")
+
+
+class MessageReader:
+    """Reads messages from a socket; `crash_text` is everything that is not a message."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._rest = b""
+        self.crash_text = ""
+        self.ended = False
+
+    def read(self) -> Iterator[WorkerMessage]:
+        """Wait for messages and yield them; set `ended` when the other process has ended."""
+        try:
+            received = self._line.recv(1 << 16)
+        except OSError:
+            received = b""
+        if not received:
+            self.ended = True
+            self.crash_text += self._rest.decode(errors="replace")
+            return
+        *lines, self._rest = (self._rest + received).split(b"\n")
+        for text in lines:
+            try:
+                yield _decoder.decode(text)
+            except msgspec.DecodeError:
+                if len(self.crash_text) < 64 << 10:
+                    self.crash_text += text.decode(errors="replace") + "\n"
 
 
 class Inbox(History):
@@ -125,7 +212,7 @@ class WorkerProcess:
     """The main loop of a worker; `run` returns when the work is done."""
 
     def __init__(
-        self, orders: wire.Orders, line: socket.socket, load: Callable[[], tuple[Any, Any]]
+        self, orders: Orders, line: socket.socket, load: Callable[[], tuple[Any, Any]]
     ) -> None:
         self._orders = orders
         self._line = line
@@ -134,7 +221,6 @@ class WorkerProcess:
         self._server: Server | None = None
         self._processed = self._errors = 0
         self._faults: set[object] = set()
-        self._drain_requests: list[int] = []
         self._in_user_code = False
         self._ending = threading.Event()
         self._end_at = 0.0
@@ -150,7 +236,7 @@ class WorkerProcess:
         recorder = on_close = None
         try:
             self._server = Server(Address("127.0.0.1", 0), self._inbox, self._orders.key)
-            wire.send(self._line, wire.Ready(self._server.address.port))
+            send(self._line, Ready(self._server.address.port))
             recorder, on_close = self._load()
             self._process_records(recorder)
         except TimeUp:
@@ -160,12 +246,12 @@ class WorkerProcess:
         self._end(self._orders.timeout)
         self._close(getattr(recorder, "close", None), on_close)
         self._finished.set()
-        wire.send(self._line, wire.Done(self._counts(), error))
+        send(self._line, Done(self._counts(), error))
         return 1 if error else 0
 
     def _set_up(self) -> None:
         report_crashes(self._line)
-        os.nice(_NICE)
+        os.nice(10)  # training has priority
         # processes that the user's code forks must not keep the line open after we have ended
         os.register_at_fork(after_in_child=self._line.close)
         # Ctrl-C reaches the whole process group; the parent decides what follows
@@ -177,17 +263,15 @@ class WorkerProcess:
     # -- records -------------------------------------------------------------------------
 
     def _process_records(self, on_record: Callable[[Record], object]) -> None:
-        reported_at = time.monotonic()
+        reported, reported_at = self._counts(), time.monotonic()
         while not self._time_is_up:
-            record = self._inbox.take(_IDLE)
+            record = self._inbox.take(1.0 if self._counts() == reported else _REPORT_INTERVAL)
             if record is not None:
                 self._process(on_record, record)
-                if time.monotonic() > reported_at + _REPORT_INTERVAL:  # in case the worker dies
-                    reported_at = time.monotonic()
-                    wire.send(self._line, wire.Answer(wire.UNASKED, self._counts()))
-                continue
-            self._answer_drain_requests()
-            if self._ending.is_set():
+            if self._counts() != reported and time.monotonic() > reported_at + _REPORT_INTERVAL:
+                reported, reported_at = self._counts(), time.monotonic()
+                send(self._line, reported)
+            if record is None and self._ending.is_set():
                 self._stop_server()
                 if not len(self._inbox):
                     return
@@ -205,20 +289,15 @@ class WorkerProcess:
 
     def _report_fault(self, name: str, error: Exception) -> None:
         """Send an error to the parent, unless one with the same traceback was sent before."""
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            if trace.tb_frame.f_globals is not globals():
-                break
-            trace = trace.tb_next  # our own frames do not help the user
-        frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(trace)]
-        key = type(error), tuple(frames[-_TRACEBACK_DEPTH:])
-        if key not in self._faults and len(self._faults) < _MOST_FAULTS:
+        trace = error.__traceback__ and error.__traceback__.tb_next  # without our own frame
+        key = type(error), "".join(traceback.format_tb(trace))
+        if key not in self._faults and len(self._faults) < 1000:
             self._faults.add(key)
             text = "".join(traceback.format_exception(type(error), error, trace))
-            wire.send(self._line, wire.Fault(name, text))
+            send(self._line, Fault(name, text))
 
-    def _counts(self) -> wire.WorkerCounts:
-        return wire.WorkerCounts(self._processed, self._errors, self._inbox.dropped)
+    def _counts(self) -> WorkerCounts:
+        return WorkerCounts(self._processed, self._errors, self._inbox.dropped)
 
     # -- the end -------------------------------------------------------------------------
 
@@ -245,12 +324,12 @@ class WorkerProcess:
             ).start()
 
     def _enforce_timeout(self, timeout: float) -> None:
-        if not self._finished.wait(timeout * _PROCESSING_SHARE):
+        if not self._finished.wait(timeout * 0.75):  # the rest is for closing files
             self._time_is_up = True
             # interrupt the user's code if it hangs, so that files can be closed
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
         time.sleep(max(0.0, self._end_at - time.monotonic()))
-        os._exit(wire.TIME_UP)
+        os._exit(TIME_UP)
 
     def _on_alarm(self, *_: object) -> None:
         if self._time_is_up and self._in_user_code:
@@ -259,18 +338,14 @@ class WorkerProcess:
     # -- the parent ----------------------------------------------------------------------
 
     def _listen_to_parent(self) -> None:
-        reader = wire.MessageReader(self._line)
+        reader = MessageReader(self._line)
         poll = select.poll()  # not select(): a forked worker may have thousands of descriptors
         poll.register(self._line.fileno(), select.POLLIN)
         while not self._ending.is_set():
-            if poll.poll(_PARENT_INTERVAL * 1000):
-                for message in reader.read():
-                    if isinstance(message, wire.Ask):
-                        self._answer(message)
-                    elif isinstance(message, wire.End):
-                        self._end(message.timeout)
-            if self._ending.is_set():
-                return
+            for message in reader.read() if poll.poll(250) else ():
+                if isinstance(message, End):
+                    self._end(message.timeout)
+                    return
             # the socket alone is not enough: another child of the parent may keep it open
             if reader.ended or os.getppid() != self._orders.parent_pid:
                 self._wait_for_last_records()
@@ -279,7 +354,7 @@ class WorkerProcess:
     def _wait_for_last_records(self) -> None:
         """Wait until the parent's connection, and with it everything it sent, has been read."""
         now = time.monotonic()
-        end, pause = now + self._orders.timeout, min(_DRAIN_TIMEOUT, self._orders.timeout / 4)
+        end, pause = now + self._orders.timeout, min(1.0, self._orders.timeout / 4)
         deadline, received = now + pause, 0
         while time.monotonic() < min(deadline, end):
             server = self._server
@@ -291,31 +366,20 @@ class WorkerProcess:
                 deadline = time.monotonic() + pause
             time.sleep(0.01)
 
-    def _answer(self, ask: wire.Ask) -> None:
-        if ask.drained:
-            self._drain_requests.append(ask.number)
-            self._inbox.wake()
-        else:
-            wire.send(self._line, wire.Answer(ask.number, self._counts()))
-
-    def _answer_drain_requests(self) -> None:
-        while self._drain_requests and not len(self._inbox):
-            wire.send(self._line, wire.Answer(self._drain_requests.pop(0), self._counts()))
-
 
 # -- the start of the process ------------------------------------------------------------
 
 
 def spawned(line: int) -> None:
     """Run a worker in a fresh interpreter; its orders come over standard input."""
-    orders = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=wire.Orders)
+    orders = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Orders)
     sys.path[:] = orders.path
     # pickled by our own parent, over a pipe that it created
     _run(orders, socket.socket(fileno=line), lambda: pickle.loads(orders.functions))  # noqa: S301
 
 
 def forked(
-    orders: wire.Orders, line: socket.socket, recorder: Any, on_close: Callable[[], object] | None
+    orders: Orders, line: socket.socket, recorder: Any, on_close: Callable[[], object] | None
 ) -> None:
     """Run a worker in a fork of the training process."""
     report_crashes(line)  # first: what follows may crash in a fork
@@ -325,7 +389,7 @@ def forked(
     _run(orders, line, lambda: (recorder, on_close))
 
 
-def _run(orders: wire.Orders, line: socket.socket, load: Callable[[], tuple[Any, Any]]) -> None:
+def _run(orders: Orders, line: socket.socket, load: Callable[[], tuple[Any, Any]]) -> None:
     code = WorkerProcess(orders, line, load).run()
     sys.stdout.flush()
     sys.stderr.flush()

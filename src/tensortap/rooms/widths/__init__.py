@@ -10,9 +10,4 @@ if TYPE_CHECKING:
     from tensortap.rooms.widths.coordinates import coord_check
 
 __all__ = ["coord_check"]
-__getattr__ = lazy(
-    __name__,
-    {
-        "coord_check": "tensortap.rooms.widths.coordinates:coord_check",
-    },
-)
+__getattr__ = lazy(__name__, {"coord_check": "tensortap.rooms.widths.coordinates:coord_check"})

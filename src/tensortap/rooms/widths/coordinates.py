@@ -7,21 +7,39 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from tensortap.core.arguments import check_count, checked
-from tensortap.rooms.widths.figure import widths_figure
-from tensortap.rooms.widths.training import WidthTask, WidthTraining
+from tensortap.page.encoding import text
+from tensortap.rooms.figures.figures.theme import COLORS, layout
 from tensortap.values.registry import parts
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
+    from numpy.typing import NDArray
 
 _ROOM = "tensortap.rooms.widths"
 OUTPUT, CHANGE = "output", "change"
+
+
+class WidthTask(NamedTuple):
+    """Batch, loss, optimizer and seed of a training, as `coord_check` takes them."""
+
+    inputs: Any
+    targets: Any
+    loss: Callable[[Any, Any], Any] | None
+    optimizer: Any
+    seed: int
+
+
+class WidthTraining(Protocol):
+    """A model that is trained on one batch; the torch and JAX parts of this room make it."""
+
+    def step(self) -> dict[str, NDArray[Any]]:
+        """Train for one step; return the outputs of all modules before the update, by name."""
 
 
 class WidthSize(NamedTuple):
@@ -43,11 +61,7 @@ class GrowthExponent(NamedTuple):
     high: float
 
     def verdict(self, tolerance: float) -> str:
-        """Return whether it surely grows or shrinks by more than the tolerance.
-
-        >>> GrowthExponent(1.0, 0.9, 1.1).verdict(0.1), GrowthExponent(-0.2, -0.5, 0.1).verdict(0.1)
-        ('grows', 'stable')
-        """
+        """Return whether it surely grows or shrinks by more than the tolerance."""
         if self.low > tolerance:
             return "grows"
         return "shrinks" if self.high < -tolerance else "stable"
@@ -81,13 +95,8 @@ class CoordCheck:
     layers: tuple[LayerGrowth, ...]
     sizes: tuple[WidthSize, ...]
 
-    @property
-    def ok(self) -> bool:
-        """Whether all modules are stable."""
-        return all(layer.verdict == "stable" for layer in self.layers)
-
     def __bool__(self) -> bool:
-        return self.ok
+        return all(layer.verdict == "stable" for layer in self.layers)
 
     def __str__(self) -> str:
         rows = [("module", "verdict", "initial output", "output", "change")]
@@ -103,7 +112,7 @@ class CoordCheck:
 
     def frame(self) -> pd.DataFrame:
         """Return all sizes as a frame: module, quantity, step, width, seed, size."""
-        from tensortap.table.logframe_schema import need_pandas
+        from tensortap.table.kinds import need_pandas
 
         return need_pandas("CoordCheck.frame()").DataFrame(list(self.sizes))
 
@@ -111,8 +120,34 @@ class CoordCheck:
         """Return the sizes of every module over the width, of the last or another step."""
         from tensortap.rooms.figures.plots import plotly_figure
 
-        last = max(row.step for row in self.sizes)
-        return plotly_figure(widths_figure(self.sizes, last if step is None else step, theme))
+        step = max(row.step for row in self.sizes) if step is None else step
+        found: dict[tuple[str, str], dict[int, list[float]]] = {}  # sizes of all seeds by width
+        for row in self.sizes:
+            if row.step == step:
+                line = found.setdefault((row.module, row.quantity), {})
+                line.setdefault(row.width, []).append(row.size)
+        if not found:
+            raise ValueError(f"step must be one of the recorded steps, got {step}")
+        colors = COLORS.lines
+        modules = list(dict.fromkeys(module for module, _ in found))
+        data = [
+            {
+                "type": "scatter", "mode": "lines+markers", "name": text(f"{module} ({quantity})"),
+                "x": list(line), "y": [float(np.mean(values)) for values in line.values()],
+                "line": {"color": colors[modules.index(module) % len(colors)],
+                         "dash": "solid" if quantity == OUTPUT else "dot"},
+            }
+            for (module, quantity), line in found.items()
+        ]  # fmt: skip
+        ticks = sorted({row.width for row in self.sizes})
+        made = layout(
+            height=420,
+            xaxis={"type": "log", "title": f"width (step {step})", "tickvals": ticks},
+            yaxis={"type": "log", "title": "mean |x|", "exponentformat": "power"},
+            showlegend=True,
+            legend={"orientation": "v", "x": 1.02, "y": 1, "yanchor": "top"},
+        )
+        return plotly_figure({"data": data, "layout": made}, theme)
 
 
 @checked
@@ -142,14 +177,12 @@ def coord_check(
     if len(wanted) < 2 or wanted[0] < 1:
         raise ValueError(f"widths must be at least two positive numbers, got {list(widths)}")
     sizes: list[WidthSize] = []
-    found = list(parts(_ROOM))
     with contextlib.ExitStack() as stack:
-        for part in found:
-            stack.enter_context(part.keeping_random_state())
+        seeds_of = [stack.enter_context(part.own_random_state()) for part in parts(_ROOM)]
         inputs, targets = _first_batch(data)
         for seed in range(seeds):
-            for part in found:
-                part.seed(seed)
+            for set_seed in seeds_of:
+                set_seed(seed)
             for width in wanted:
                 task = WidthTask(inputs, targets, loss, optimizer, seed)
                 sizes += _train(_training(make_model(width), task), width, seed, steps)

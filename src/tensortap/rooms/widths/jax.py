@@ -12,16 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.rooms.track.jax.modules import module_outputs
-from tensortap.rooms.widths.training import LEARNING_RATE, WidthTask
+from tensortap.rooms.widths.coordinates import WidthTask
 
 
-def keeping_random_state() -> contextlib.AbstractContextManager[Any]:
-    """Return a context that changes nothing: JAX has no global random state."""
-    return contextlib.nullcontext()
-
-
-def seed(number: int) -> None:
-    """Do nothing: a training makes its key from the seed of its task."""
+def own_random_state() -> contextlib.AbstractContextManager[Any]:
+    """Give a function that does nothing: a training makes its key from the seed of its task."""
+    return contextlib.nullcontext(lambda seed: None)
 
 
 def width_training(model: Any, optimizer: Any, task: WidthTask) -> FlaxWidthTraining | None:
@@ -54,7 +50,7 @@ class FlaxWidthTraining:
         self._apply = apply
         self._params = params
         self._inputs = _positional(task.inputs)
-        chosen = optimizer or task.optimizer or optax.adam(LEARNING_RATE)
+        chosen = optimizer or task.optimizer or optax.adam(1e-3)
         self._state = chosen.init(params)
         loss_of = task.loss or _default_loss
 

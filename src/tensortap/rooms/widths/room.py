@@ -4,7 +4,4 @@ from __future__ import annotations
 
 from tensortap.rooms import Room
 
-ROOM = Room(
-    name="widths",
-    needs=("figures", "track"),
-)
+ROOM = Room(name="widths", needs=("figures", "track"))

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 
-from tensortap.rooms.widths.training import LEARNING_RATE, WidthTask
+from tensortap.rooms.widths.coordinates import WidthTask
 
 
-def keeping_random_state() -> contextlib.AbstractContextManager[Any]:
-    """Return a context after which the random state is as it was."""
-    kept: contextlib.AbstractContextManager[Any] = torch.random.fork_rng()
-    return kept
-
-
-def seed(number: int) -> None:
-    """Seed the random numbers of torch."""
-    torch.manual_seed(number)
+@contextlib.contextmanager
+def own_random_state() -> Iterator[Callable[[int], object]]:
+    """Give a function that seeds random numbers; afterwards their state is as it was."""
+    with torch.random.fork_rng():
+        yield torch.manual_seed
 
 
 def width_training(model: Any, optimizer: Any, task: WidthTask) -> TorchWidthTraining | None:
@@ -37,7 +34,7 @@ class TorchWidthTraining:
         if optimizer is None and task.optimizer is not None:
             optimizer = task.optimizer(model)
         if optimizer is None:
-            optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+            optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         self._optimizer = optimizer
 
     def step(self) -> dict[str, NDArray[Any]]:

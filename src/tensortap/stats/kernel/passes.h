@@ -17,9 +17,15 @@ typedef uint64_t PASS(U64) __attribute__((vector_size(BYTES_WIDTH)));
 #define LANES (WIDTH / 8)
 #define VECTORS (8 / LANES)
 
-/* Convert float16 to float32, in simple loops that the compiler vectorizes. */
+/* Convert float16 to float32: by the processor, or in simple loops that the compiler vectorizes. */
 static void PASS(halves)(const uint16_t *restrict in, size_t n, float *restrict out)
 {
+#ifdef FROM_HALVES
+    for (; n >= LANES; n -= LANES, in += LANES, out += LANES) {
+        PASS(F32) single = FROM_HALVES(in);
+        memcpy(out, &single, sizeof single);
+    }
+#endif
     uint32_t *bits = (void *)out;
     for (size_t i = 0; i < n; i++) /* subnormals are multiples of this */
         out[i] = (float)(int32_t)(in[i] & 0x7FFF) * 0x1p-24f;
@@ -40,7 +46,7 @@ static void PASS(upper_halves)(const uint16_t *restrict in, size_t n, float *res
 
 /* Find the largest and smallest values and magnitudes, as bits. As signed integers, the bits of
  * negative floats are in the reverse order: four extremes of the bits are enough for everything. */
-#define FOR_BITS(N)                                                                               \
+#define RANGE(N)                                                                               \
     static void PASS(range##N)(const uint##N##_t *restrict bits, size_t n,                        \
                                Range##N *restrict range)                                          \
     {                                                                                             \
@@ -54,8 +60,13 @@ static void PASS(upper_halves)(const uint16_t *restrict in, size_t n, float *res
             top = b > top ? b : top;                                                              \
         }                                                                                         \
         *range = as_range##N(least, most, bottom, top);                                     \
-    }                                                                                             \
-                                                                                                  \
+    }
+
+RANGE(16)
+RANGE(32)
+RANGE(64)
+
+#define FOR_BITS(N)                                                                               \
     static uint##N##_t PASS(largest##N)(const void *restrict x, size_t n)                         \
     {                                                                                             \
         const uint##N##_t *bits = x;                                                              \
@@ -249,7 +260,7 @@ static double PASS(fold)(const F64 *sums)
     size_t i = 0;                                                                                 \
     for (; i + 8 <= n; i += 8) {                                                                  \
         /* fetch the next chunk while this one is computed */                                     \
-        __builtin_prefetch((const char *)(x + i) + CHUNK * sizeof *x);                            \
+        __builtin_prefetch(next + i * step);                                                      \
         FOR_VECTORS LOAD(y[k], x + i);                                                            \
         ADD_POWERS(y)                                                                             \
     }                                                                                             \
@@ -260,12 +271,15 @@ static double PASS(fold)(const F64 *sums)
     *sums = (Sums){PASS(fold)(sum), PASS(fold)(sizes), PASS(fold)(p2), PASS(fold)(p4),            \
                    PASS(fold)(p8)}
 
-static void PASS(sums32)(const float *restrict x, size_t n, Sums *restrict sums)
+/* `next` is the next chunk, whose elements have `step` bytes. */
+static void PASS(sums32)(const float *restrict x, size_t n, const char *next, size_t step,
+                         Sums *restrict sums)
 {
     SUMS(LOAD32);
 }
 
-static void PASS(sums64)(const double *restrict x, size_t n, Sums *restrict sums)
+static void PASS(sums64)(const double *restrict x, size_t n, const char *next, size_t step,
+                         Sums *restrict sums)
 {
     SUMS(LOAD64);
 }
@@ -370,14 +384,15 @@ static void PASS(round_block)(const float *restrict in, size_t n, float inverse,
 #include "channel_passes.h"
 
 static const Passes PASS(passes) = {
-    PASS(halves), PASS(upper_halves), PASS(range32), PASS(range64), PASS(zeros32), PASS(zeros64),
-    PASS(exponents32), PASS(exponents64), PASS(window), PASS(outside), PASS(sums32),
-    PASS(sums64), PASS(deviations32), PASS(deviations64),
+    PASS(halves), PASS(upper_halves), PASS(range16), PASS(range32), PASS(range64), PASS(zeros32),
+    PASS(zeros64), PASS(exponents32), PASS(exponents64), PASS(window),
+    PASS(outside), PASS(sums32), PASS(sums64), PASS(deviations32), PASS(deviations64),
     PASS(widen), PASS(brains), PASS(steps32), PASS(largest32), PASS(largest64),
     PASS(pairs32), PASS(pairs64), PASS(squares32), PASS(squares64), PASS(moves32), PASS(moves64),
     PASS(places), PASS(apart), PASS(digest), PASS(round_block), PASS(channels32), PASS(channels64),
 };
 
+#undef RANGE
 #undef FOR_BITS
 #undef F64
 #undef I64
@@ -399,5 +414,6 @@ static const Passes PASS(passes) = {
 #undef BYTES_WIDTH
 #undef AT_ONCE
 #undef LOOK_UP
+#undef FROM_HALVES
 #undef ADD_SATURATED
 #undef TOTAL

@@ -5,7 +5,7 @@
  * exponents, sums, and deviations if the sums alone are not accurate enough. Chunks and tasks are
  * merged in order by Chan's formula, so the result does not depend on the number of threads.
  *
- * For 8-bit elements, and for many 16-bit ones, the bit patterns are counted instead.
+ * For 8-bit elements, the bit patterns are counted instead.
  *
  * Zeros, NaN and infinities are recognized by their bits. For arithmetic, the processor is set to
  * treat subnormal numbers as IEEE 754 says and reset afterwards: training may flush them to zero.
@@ -22,10 +22,6 @@
 
 #define TASK (8 * CHUNK)       /* elements that a thread takes at once */
 #define A_THREAD (128 * CHUNK) /* elements that justify a thread of our own */
-/* numbers of 16-bit elements from which counting patterns is faster; bfloat16 values use few
- * patterns, which stay in the cache */
-#define WORTH_PATTERNS (1 << 20)
-#define WORTH_PATTERNS_BFLOAT16 (1 << 18)
 
 /* ---- tasks and threads ---- */
 
@@ -39,8 +35,10 @@ static void clear_counts(Worker *w, Job *job)
     w->width = WINDOW;
     w->pause = 1;
     w->seen = 0;
-    if (job->by_patterns && job->kind == BYTES)
+    if (job->kind == BYTES) {
         memset(w->few, 0, sizeof w->few);
+        memset(w->patterns, 0, sizeof w->patterns);
+    }
 }
 
 static Moments do_task(Worker *w, size_t task)
@@ -55,8 +53,8 @@ static Moments do_task(Worker *w, size_t task)
             data = job->array.data + at * job->itemsize;
         else
             gather(&job->array, job->itemsize, at, n, (void *)w->gathered);
-        if (job->by_patterns)
-            count_patterns(w, job->kind, data, n);
+        if (job->kind == BYTES)
+            count_patterns(w, (const void *)data, n);
         else
             add(&total, take_chunk(w, data, n));
     }
@@ -75,8 +73,8 @@ static void *work(void *argument)
             break;
         job->parts[task] = do_task(w, task);
     }
-    if (job->by_patterns)
-        flush_patterns(w, job->kind);
+    if (job->kind == BYTES)
+        flush_patterns(w);
     restore_mode(&before);
     return NULL;
 }
@@ -197,8 +195,6 @@ static void prepare(Job *job, const Elements *elements)
     size_t alignment = job->itemsize < 8 ? job->itemsize : 8;
     job->contiguous = job->array.ndim == 1 && (size_t)job->array.strides[0] == job->itemsize &&
                       (uintptr_t)job->array.data % alignment == 0;
-    size_t many = kind == BFLOAT16 ? WORTH_PATTERNS_BFLOAT16 : WORTH_PATTERNS;
-    job->by_patterns = kind == BYTES || (job->itemsize == 2 && job->count >= many);
     job->tasks = (job->count + TASK - 1) / TASK;
 }
 
@@ -209,10 +205,6 @@ static void release_worker(int index, Worker *w)
 {
     if (w != NULL && index < DEFAULT_THREADS)
         w = __atomic_exchange_n(&idle[index], w, __ATOMIC_ACQ_REL);
-    if (w == NULL)
-        return;
-    free(w->patterns);
-    free(w->many);
     free(w);
 }
 
@@ -222,26 +214,7 @@ static Worker *acquire_worker(int index)
     Worker *w = NULL;
     if (index < DEFAULT_THREADS)
         w = __atomic_exchange_n(&idle[index], NULL, __ATOMIC_ACQ_REL);
-    if (w == NULL) {
-        w = malloc(sizeof *w);
-        if (w == NULL)
-            return NULL;
-        w->patterns = NULL;
-        w->many = NULL;
-    }
-    return w;
-}
-
-/* Give a worker cleared space for this many patterns; return 0 if there is no memory. */
-static int provide_patterns(Worker *w, size_t patterns)
-{
-    if (patterns > 0 && w->patterns != NULL)
-        memset(w->patterns, 0, patterns * sizeof *w->patterns);
-    else if (patterns > 0)
-        w->patterns = calloc(PATTERNS, sizeof *w->patterns);
-    if (patterns > 256 && w->many == NULL)
-        w->many = calloc(SECOND + PATTERNS, sizeof *w->many);
-    return (patterns == 0 || w->patterns != NULL) && (patterns <= 256 || w->many != NULL);
+    return w != NULL ? w : malloc(sizeof *w);
 }
 
 /* Do a job with n workers. */
@@ -249,42 +222,31 @@ static Outcome do_job(Job *job, Worker **workers, int n, Statistics *result)
 {
     Moments total = {0}, only = {0};
     FloatMode before;
-    Outcome outcome = NO_MEMORY;
     Worker *first = workers[0];
-    size_t patterns = job->by_patterns ? (job->kind == BYTES ? 256 : PATTERNS) : 0;
-    double *values = patterns > 256 ? malloc(2 * patterns * sizeof *values) : NULL;
     job->parts = job->tasks > 1 ? calloc(job->tasks, sizeof *job->parts) : &only;
-    if (job->parts == NULL || (patterns > 256 && values == NULL))
-        goto end;
-    for (int i = 0; i < n; i++) {
-        if (!provide_patterns(workers[i], patterns))
-            goto end;
+    if (job->parts == NULL)
+        return NO_MEMORY;
+    for (int i = 0; i < n; i++)
         clear_counts(workers[i], job);
-    }
     work_together(work, (void **)workers, n);
 
     use_ieee_mode(&before);
     for (int i = 1; i < n; i++) {
         add_counts(first, workers[i]);
-        for (size_t k = 0; k < patterns; k++)
+        for (int k = 0; job->kind == BYTES && k < 256; k++)
             first->patterns[k] += workers[i]->patterns[k];
     }
-    if (patterns > 256)
-        total = of_patterns(first, first->patterns, values, values + patterns);
-    else if (patterns)
-        total = of_patterns(first, first->patterns, first->doubles, first->scaled);
+    if (job->kind == BYTES)
+        total = of_patterns(first);
     else
         for (size_t i = 0; i < job->tasks; i++)
             add(&total, job->parts[i]);
     put_counts(first, result);
     put_figures(&total, result);
     restore_mode(&before);
-    outcome = job->beyond ? BEYOND : DONE;
-end:
-    free(values);
     if (job->parts != &only)
         free(job->parts);
-    return outcome;
+    return job->beyond ? BEYOND : DONE;
 }
 
 int threads_for(size_t count, int requested)

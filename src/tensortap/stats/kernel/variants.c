@@ -11,16 +11,16 @@
 /* code between BEGIN_AVX2 or BEGIN_AVX512 and END_TARGET is compiled for such processors */
 #if defined(__clang__)
 #define BEGIN_AVX2                                                                                \
-    _Pragma("clang attribute push(__attribute__((target(\"avx2,fma,bmi,bmi2,popcnt\"))), apply_to = function)")
+    _Pragma("clang attribute push(__attribute__((target(\"avx2,f16c,fma,bmi,bmi2,popcnt\"))), apply_to = function)")
 #define BEGIN_AVX512                                                                              \
-    _Pragma("clang attribute push(__attribute__((target(\"avx2,fma,bmi,bmi2,popcnt,avx512f,avx512bw,avx512dq,avx512vl\"))), apply_to = function)")
+    _Pragma("clang attribute push(__attribute__((target(\"avx2,f16c,fma,bmi,bmi2,popcnt,avx512f,avx512bw,avx512dq,avx512vl\"))), apply_to = function)")
 #define END_TARGET _Pragma("clang attribute pop")
 #else
 #define BEGIN_AVX2                                                                                \
-    _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,fma,bmi,bmi2,popcnt\")")
+    _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,f16c,fma,bmi,bmi2,popcnt\")")
 #define BEGIN_AVX512                                                                              \
     _Pragma("GCC push_options")                                                                   \
-    _Pragma("GCC target(\"avx2,fma,bmi,bmi2,popcnt,avx512f,avx512bw,avx512dq,avx512vl\")")
+    _Pragma("GCC target(\"avx2,f16c,fma,bmi,bmi2,popcnt,avx512f,avx512bw,avx512dq,avx512vl\")")
 #define END_TARGET _Pragma("GCC pop_options")
 #endif
 
@@ -43,6 +43,7 @@
         return (Range##N){low, high, small, large};                                               \
     }
 
+AS_RANGE(16)
 AS_RANGE(32)
 AS_RANGE(64)
 
@@ -79,6 +80,7 @@ BEGIN_AVX2
 #define AT_ONCE 8
 #define LOOK_UP(table, v) ((PASS(U8))_mm256_shuffle_epi8((__m256i)(table), (__m256i)(v)))
 #define ADD_SATURATED(a, b) ((PASS(U8))_mm256_adds_epu8((__m256i)(a), (__m256i)(b)))
+#define FROM_HALVES(p) ((PASS(F32))_mm_cvtph_ps(_mm_loadl_epi64((const void *)(p))))
 #define SUMS_OF_8(v) ((PASS(U64))_mm256_sad_epu8((__m256i)(v), _mm256_setzero_si256()))
 #define TOTAL(v) ((uint32_t)(SUMS_OF_8(v)[0] + SUMS_OF_8(v)[1] + SUMS_OF_8(v)[2] + SUMS_OF_8(v)[3]))
 #include "passes.h"
@@ -91,6 +93,7 @@ BEGIN_AVX512
 #define AT_ONCE 16
 #define LOOK_UP(table, v) ((PASS(U8))_mm512_shuffle_epi8((__m512i)(table), (__m512i)(v)))
 #define ADD_SATURATED(a, b) ((PASS(U8))_mm512_adds_epu8((__m512i)(a), (__m512i)(b)))
+#define FROM_HALVES(p) ((PASS(F32))_mm256_cvtph_ps(_mm_loadu_si128((const void *)(p))))
 #define TOTAL(v) ((uint32_t)_mm512_reduce_add_epi64(_mm512_sad_epu8((__m512i)(v), _mm512_setzero_si512())))
 #include "passes.h"
 END_TARGET
@@ -113,9 +116,9 @@ static int used; /* the index of the variant */
 static int can_run(int index)
 {
 #if defined(__x86_64__)
-    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-               __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
-               __builtin_cpu_supports("popcnt");
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") &&
+               __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+               __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
     if (index == 1)
         return avx2;
     if (index == 2)

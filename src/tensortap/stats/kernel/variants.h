@@ -12,7 +12,12 @@
 #define BIAS 127   /* of float32 exponents */
 
 typedef struct {
-    int32_t low, high; /* integers in the order of the floats: see passes.h */
+    int16_t low, high; /* integers in the order of the floats: see passes.h */
+    uint16_t small, large;
+} Range16;
+
+typedef struct {
+    int32_t low, high;
     uint32_t small, large;
 } Range32;
 
@@ -84,6 +89,7 @@ typedef struct {
 typedef struct {
     void (*halves)(const uint16_t *, size_t, float *);
     void (*upper_halves)(const uint16_t *, size_t, float *);
+    void (*range16)(const uint16_t *, size_t, Range16 *);
     void (*range32)(const uint32_t *, size_t, Range32 *);
     void (*range64)(const uint64_t *, size_t, Range64 *);
     size_t (*zeros32)(const uint32_t *, size_t);
@@ -92,8 +98,8 @@ typedef struct {
     void (*exponents64)(const uint64_t *, size_t, uint8_t *);
     size_t (*window)(const uint8_t *, size_t, uint8_t, uint64_t *);
     size_t (*outside)(const uint8_t *, size_t, uint8_t, uint8_t, uint64_t *);
-    void (*sums32)(const float *, size_t, Sums *);
-    void (*sums64)(const double *, size_t, Sums *);
+    void (*sums32)(const float *, size_t, const char *next, size_t step, Sums *);
+    void (*sums64)(const double *, size_t, const char *next, size_t step, Sums *);
     void (*deviations32)(const float *, size_t, double, double *);
     void (*deviations64)(const double *, size_t, double, double *);
     void (*widen)(const float *, size_t, double *);

@@ -10,8 +10,6 @@
 #define INF32 0x7F800000u /* the bits of infinity */
 #define INF64 0x7FF0000000000000u
 #define ONLY_ZEROS INT_MIN /* the unit of moments of zeros */
-#define PATTERNS (1 << 16)
-#define SECOND (PATTERNS + 1040) /* offset of the second table: no multiple of 4096 bytes */
 
 /* Evaluate `body` for each element in[i] of a type. */
 #define EACH(type, body)                                                                          \
@@ -34,7 +32,7 @@ typedef struct {
     Array array;
     Kind kind;
     size_t itemsize, count, tasks;
-    int contiguous, by_patterns;
+    int contiguous;
     const Passes *passes;
     const double *table;
     Moments *parts; /* of each task */
@@ -52,10 +50,10 @@ typedef struct {
     /* how exponents are counted at present */
     int base, width;    /* of the windows */
     int scatter, pause; /* chunks without windows, and how many next time */
-    uint32_t few[4][256]; /* counts of 8-bit patterns */
-    uint32_t *many;       /* counts of 16-bit patterns: two tables, zero between jobs */
-    uint64_t *patterns;   /* where these counts are added up from time to time */
-    uint64_t seen;        /* elements since then */
+    uint32_t few[4][256];   /* counts of 8-bit patterns */
+    uint64_t patterns[256]; /* where these counts are added up from time to time */
+    uint64_t seen;          /* elements since then */
+    const char *next;       /* the chunk after this one, to be fetched */
     uint8_t exponents[CHUNK];
     float floats[CHUNK], finite32[CHUNK];
     double doubles[CHUNK], finite64[CHUNK], rulers[CHUNK], finite_rulers[CHUNK], scaled[CHUNK];
@@ -90,14 +88,13 @@ Moments take_chunk(Worker *w, const char *data, size_t n);
 
 /* patterns.c */
 
-void count_patterns(Worker *w, Kind kind, const char *data, size_t n);
+void count_patterns(Worker *w, const uint8_t *in, size_t n);
 
 /* Add the counts to w->patterns and clear them. */
-void flush_patterns(Worker *w, Kind kind);
+void flush_patterns(Worker *w);
 
-/* Return the moments of all patterns, given how many times each occurs. `values` and `weights` are
- * work space for all patterns. */
-Moments of_patterns(Worker *w, const uint64_t *times, double *values, double *weights);
+/* Return the moments of all elements from w->patterns. */
+Moments of_patterns(Worker *w);
 
 /* strides.c */
 

@@ -23,6 +23,7 @@ from tensortap.core.dtypes import DTYPES, name_of
 from tensortap.core.errors import CaptureError
 from tensortap.core.record import Shard, Summary, TensorData
 from tensortap.stats import summarize_array
+from tensortap.stats.shard_digest import shard_digest
 from tensortap.values.numpy.adapter import build as build_numpy
 from tensortap.values.numpy.adapter import describe
 from tensortap.values.protocol import (
@@ -180,14 +181,8 @@ def _can_be_read(value: Any) -> bool:
     devices = value.sharding.device_set
     if len(devices) != 1 or next(iter(devices)).platform != "cpu" or not value.is_ready():
         return False
-    return value.ndim < 2 or bool(_axes(value) == tuple(range(value.ndim)))
-
-
-def _axes(value: Any) -> Any:
-    """Return the axes of an array in the order of its memory layout."""
-    form = value.format if hasattr(value, "format") else value.layout  # before JAX 0.6
-    layout = form.layout if hasattr(form, "layout") else form.device_local_layout  # before 0.7
-    return layout.major_to_minor
+    axes = range(value.ndim)
+    return value.ndim < 2 or bool(value.format.layout.major_to_minor == tuple(axes))
 
 
 def _copy(value: Any) -> Any:
@@ -213,13 +208,14 @@ def _summarize(value: Any) -> Summary:
 
 
 def _digest_later(value: Any, shard: Shard | None) -> PendingDigest | None:
-    if not isinstance(value.dtype, np.dtype) or value.dtype.name in _PACKED:
+    """Return the digest of an array on a device, or still being computed, once it is here."""
+    if not isinstance(value.dtype, np.dtype) or value.is_deleted() or _can_be_read(value):
         return None
-    if value.is_deleted() or not value.is_fully_addressable or _can_be_read(value):
+    node, _ = _snapshot(value, None, ())
+    assert isinstance(node, TensorData)
+    if not isinstance(node.data, Deferred):  # it is empty
         return None
-    from tensortap.values.jax.device_digest import can_digest, digest_later
-
-    return digest_later(value, shard) if can_digest(value, shard) else None
+    return PendingDigest(node.data.ready, lambda: shard_digest(as_numpy(node), shard))
 
 
 def _reject_copy(value: Any) -> Any:

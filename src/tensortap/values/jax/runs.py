@@ -32,11 +32,8 @@ def _lower(context: Any, zero: Any) -> Any:
     return mlir.lower_fun(lambda zero: zero + jnp.uint8(1), multiple_results=False)(context, zero)
 
 
-try:
-    # JAX would compile the first place for all others
-    mlir.register_lowering(recomputed_p, _lower, cacheable=False)
-except TypeError:  # an older release, which caches nothing
-    mlir.register_lowering(recomputed_p, _lower)
+# else JAX would compile the first place for all others
+mlir.register_lowering(recomputed_p, _lower, cacheable=False)
 
 
 def call_back(
@@ -137,14 +134,12 @@ def _varying(value: Any, axes: dict[str, int]) -> frozenset[str]:
 
 
 def _varying_axes(value: Any) -> frozenset[str]:
-    kind = jax.typeof(value) if hasattr(jax, "typeof") else None  # before JAX 0.6 there is none
+    kind = jax.typeof(value)
     found = getattr(getattr(kind, "manual_axis_type", None), "varying", None)
     return frozenset(getattr(kind, "vma", ()) if found is None else found)  # before JAX 0.10
 
 
 def manual_axes() -> dict[str, int]:
     """Return the axes of the mesh over which `shard_map` maps this code, with their sizes."""
-    get_mesh = getattr(jax.sharding, "get_abstract_mesh", None)  # before JAX 0.5 there is none
-    mesh = get_mesh() if get_mesh is not None else None
-    manual = getattr(mesh, "manual_axes", ())
-    return {axis: size for axis, size in dict(getattr(mesh, "shape", {})).items() if axis in manual}
+    mesh = jax.sharding.get_abstract_mesh()
+    return {axis: size for axis, size in mesh.shape.items() if axis in mesh.manual_axes}

@@ -16,8 +16,6 @@ from tensortap.core.record import Summary, TensorData
 from tensortap.stats import summarize_array
 from tensortap.values.protocol import SMALL, Adapter, Framework, Path, Snapshot, rejecting
 
-_EMPTY = {"U": "<U1", "S": "|S1"}
-
 
 class NumpyFramework(Framework):
     """NumPy, which also stands in for frameworks that cannot be imported."""
@@ -32,9 +30,9 @@ class NumpyFramework(Framework):
             return _MASKED
         if np.ndarray in cls.__mro__:
             return _SUBCLASS
-        if np.generic in cls.__mro__:
+        if np.generic in cls.__mro__ and not issubclass(cls, (str, bytes)):
             return _SCALAR
-        return None
+        return None  # np.str_ and np.bytes_ are captured as str and bytes
 
     def rebuild(self, tensor: TensorData) -> Any:
         return build(tensor)
@@ -65,11 +63,7 @@ def _snapshot(value: np.ndarray[Any, Any], pool: Pool | None, path: Path) -> Sna
 
 
 def _snapshot_scalar(value: np.generic, pool: Pool | None = None, path: Path = ()) -> Snapshot:
-    dtype = value.dtype
-    if not dtype.itemsize and dtype.kind in _EMPTY:
-        # a dtype needs a width: the empty string becomes no string of width one
-        return TensorData("numpy.generic", _EMPTY[dtype.kind], (0,), b""), 0
-    return TensorData("numpy.generic", name_of(dtype), (), value.tobytes()), dtype.itemsize
+    return TensorData("numpy.generic", name_of(value.dtype), (), value.tobytes()), value.nbytes
 
 
 def _nbytes(value: Any, path: Path) -> int:
@@ -131,7 +125,9 @@ def build(tensor: TensorData) -> Any:
     """Return the tensor as a NumPy array that belongs to the caller."""
     view = payload(tensor)
     if tensor.framework == "numpy.generic":
-        return _build_scalar(tensor, view)
+        if tensor.shape != () or tensor.dtype[1:2] in ("S", "U"):
+            raise WireError(f"no scalar: {tensor.dtype} of shape {str(tensor.shape)[:80]}")
+        return np.frombuffer(view.tobytes(), numpy_dtype(tensor.dtype))[0]
     try:
         array = np.empty(tensor.shape, numpy_dtype(tensor.dtype))
     except (ValueError, OverflowError) as error:
@@ -139,19 +135,3 @@ def build(tensor: TensorData) -> Any:
     if array.nbytes:
         array.reshape(-1).view(np.uint8)[:] = np.frombuffer(view, np.uint8)
     return array
-
-
-def _build_scalar(tensor: TensorData, view: memoryview) -> Any:
-    name = tensor.dtype
-    if tensor.shape != () and (tensor.shape != (0,) or name not in _EMPTY.values()):
-        raise WireError(f"a scalar has no shape, not {str(tensor.shape)[:80]}")
-    # strings keep all their bytes: an element of an array would lose trailing zeros
-    if name.startswith("|S"):
-        return np.bytes_(view.tobytes())
-    if name[1] == "U":
-        try:
-            order = "utf-32-le" if name[0] == "<" else "utf-32-be"
-            return np.str_(view.tobytes().decode(order, "surrogatepass"))
-        except UnicodeDecodeError as error:
-            raise WireError(f"not a string of NumPy's: {error}") from None
-    return np.frombuffer(view.tobytes(), numpy_dtype(name))[0]

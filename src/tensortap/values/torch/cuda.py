@@ -41,7 +41,7 @@ class Courier:
                 "tensors have no values while a CUDA graph is recorded: catch them after replay"
             )
         self.reap()
-        pool.prepare()  # only the arena is pinned
+        pool.prepare(whole=True)  # only the arena is pinned, as a whole
         lease = pool.acquire(nbytes)
         self._pin(lease.segment)
         source = self._stage(tensor, nbytes)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -141,25 +140,3 @@ def catch(value: Any, key: str, when: Any) -> None:
 def is_tensor(value: Any) -> bool:
     """Return whether a value can be handed to the operator."""
     return isinstance(value, torch.Tensor)
-
-
-# -- graphs that exist already -------------------------------------------------------------
-
-_known_graphs = 0
-
-
-def forget_graphs(what: str, begins: bool) -> None:
-    """Make torch compile everything anew: existing graphs know nothing of new or removed hooks."""
-    global _known_graphs
-    private_compiler.guard_hooks(1 if begins else -1)
-    if not private_compiler.compiler_is_loaded():
-        return
-    with warnings.catch_warnings():  # of modules that torch imports to reset a backend
-        warnings.simplefilter("ignore")
-        torch.compiler.reset()
-    graphs = private_compiler.compiled_graphs()
-    if graphs > _known_graphs:
-        reason = f"{what}, and once more when that ends" if begins else f"{what} no longer"
-        level = logging.WARNING if begins else logging.INFO  # of an end, the beginning has told
-        log.log(level, "tensortap: torch.compile compiles existing graphs anew: %s", reason)
-    _known_graphs = graphs

@@ -6,11 +6,9 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import torch
 
-from tensortap.core.record import Shard, TensorData
-from tensortap.values.torch.tensors import build
+from tensortap.core.record import Shard
 
 
 def local_part(tensor: Any) -> Any:
@@ -25,23 +23,6 @@ def local_shard(tensor: Any) -> tuple[Any, Shard]:
     with torch.no_grad():
         local = waited(tensor.to_local())
     return local.detach(), shard_of(tensor, tuple(tensor.placements))
-
-
-def computed_part(tensor: Any) -> torch.Tensor:
-    """Return this rank's part of a tensor, detached; wait for a collective that computes it."""
-    found: torch.Tensor = local_part(waited(tensor.detach()))
-    return found
-
-
-def recorded_part(data: TensorData, tensor: Any) -> torch.Tensor:
-    """Return a recorded tensor, or the part of it that this rank has of a DTensor."""
-    found: torch.Tensor = build(msgspec.structs.replace(data, framework="torch"))
-    if type(tensor) is not torch.Tensor and hasattr(tensor, "to_local"):
-        local, shard = local_shard(tensor)
-        if found.shape == tensor.shape != local.shape:
-            pairs = zip(shard.offsets, local.shape, strict=True)
-            found = found[tuple(slice(start, start + size) for start, size in pairs)]
-    return found
 
 
 def like(tensor: Any, value: torch.Tensor, dtype: torch.dtype | None = None) -> Any:

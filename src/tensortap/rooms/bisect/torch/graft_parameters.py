@@ -6,14 +6,16 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from tensortap.core.record import Kind
-from tensortap.rooms.bisect.grafting import BeforeStep, GraftSource, Swap
+from tensortap.core.record import Kind, TensorData
+from tensortap.rooms.bisect.grafting import GraftSource, Swap
 from tensortap.rooms.track.torch.names import Names
 from tensortap.rooms.track.torch.optimizers import parameters_of
-from tensortap.values.torch.shards import computed_part, like, local_part, recorded_part
+from tensortap.values.torch.shards import like, local_part, local_shard, waited
+from tensortap.values.torch.tensors import build
 
 
 class ParameterGrafts:
@@ -26,7 +28,7 @@ class ParameterGrafts:
         self._names: dict[int, str] = {}
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._owners: dict[int, tuple[str, ...]] = {}
-        self._before: BeforeStep | None = None
+        self._before: GraftSource | None = None
         self.stepping: Callable[[Any], object] | None = None  # called with each optimizer once
         self._stepped: dict[int, Any] = {}  # optimizers, by id
 
@@ -49,7 +51,7 @@ class ParameterGrafts:
         self._owners.clear()
         self._stepped.clear()
 
-    def load(self, before: BeforeStep) -> None:
+    def load(self, before: GraftSource) -> None:
         """Put recorded weights into the model, and state into each optimizer before its step."""
         self._before = before
         with torch.no_grad():
@@ -85,15 +87,14 @@ class ParameterGrafts:
         found = recorded_part(data, parameter)
         computed = None if gradient is None else computed_part(gradient)
         owners = functools.partial(self._owned_by, parameter)
-        swap = Swap(name, Kind.WEIGHT_GRADIENT, computed, found, readers=owners)
-        if self._source.swap(swap):
-            with torch.no_grad():
-                if gradient is None:
-                    parameter.grad = like(parameter, found)
-                else:
-                    local_part(gradient).copy_(found)
+        self._source.swap(Swap(name, Kind.WEIGHT_GRADIENT, computed, found, readers=owners))
+        with torch.no_grad():
+            if gradient is None:
+                parameter.grad = like(parameter, found)
+            else:
+                local_part(gradient).copy_(found)
 
-    def _load_state(self, before: BeforeStep, optimizer: Any, parameter: Any) -> None:
+    def _load_state(self, before: GraftSource, optimizer: Any, parameter: Any) -> None:
         name = self._names[id(parameter)]
         state = optimizer.state[parameter]
         for key in before.states(name):
@@ -137,3 +138,20 @@ class ParameterGrafts:
                 self._source.swap(
                     Swap(label, kind, computed, recorded_part(data, value), readers=owners)
                 )
+
+
+def computed_part(tensor: Any) -> torch.Tensor:
+    """Return this rank's part of a tensor, detached; wait for a collective that computes it."""
+    found: torch.Tensor = local_part(waited(tensor.detach()))
+    return found
+
+
+def recorded_part(data: TensorData, tensor: Any) -> torch.Tensor:
+    """Return a recorded tensor, or the part of it that this rank has of a DTensor."""
+    found: torch.Tensor = build(msgspec.structs.replace(data, framework="torch"))
+    if type(tensor) is not torch.Tensor and hasattr(tensor, "to_local"):
+        local, shard = local_shard(tensor)
+        if found.shape == tensor.shape != local.shape:
+            pairs = zip(shard.offsets, local.shape, strict=True)
+            found = found[tuple(slice(start, start + size) for start, size in pairs)]
+    return found

@@ -7,23 +7,29 @@ the reference had, and what differs is its own.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from tensortap.core.record import Kind
 from tensortap.rooms.bisect.grafting import CallSite, GraftSource, Swap
-from tensortap.rooms.bisect.torch.graft_parameters import ParameterGrafts
+from tensortap.rooms.bisect.torch.graft_parameters import (
+    ParameterGrafts,
+    computed_part,
+    recorded_part,
+)
 from tensortap.rooms.bisect.torch.graft_segments import GraftedCall, Segments
-from tensortap.rooms.track.observing import map_tensors, tensors_in
+from tensortap.rooms.track.observing import tensors_in
 from tensortap.rooms.track.torch.hooks import ReplacingHook, hook_module
 from tensortap.rooms.track.torch.names import Names
 from tensortap.values.snapshot import digest_of
 from tensortap.values.torch import private
-from tensortap.values.torch.shards import computed_part, like, local_part, recorded_part
+from tensortap.values.torch.shards import like, local_part
 
 
 class Straight(torch.autograd.Function):  # type: ignore[misc]
@@ -154,14 +160,14 @@ class ModelGrafts:
         found = self._recorded(name + path, Kind.ACTIVATION, call, tensor)
         if found is not None:
             around = self._stack[-2] if self._stack[1:] else None
-            swap = Swap(
-                name + path, Kind.ACTIVATION, computed_part(tensor), found, opened.site, True,
-                random=around is not None and around.random,
-                certain=around is None or around.certain,
-            )  # fmt: skip
-            replaced = again or self._source.swap(swap)
-            if replaced and not _same_bits(computed_part(tensor), found):
-                if getattr(module, "inplace", False):  # whoever else has the tensor sees it change
+            if not again:
+                self._source.swap(Swap(
+                    name + path, Kind.ACTIVATION, computed_part(tensor), found, opened.site, True,
+                    random=around is not None and around.random,
+                    certain=around is None or around.certain,
+                ))  # fmt: skip
+            if not _same_bits(computed_part(tensor), found):
+                if vars(module).get("inplace"):  # whoever else has the tensor sees it change
                     tensor.data.copy_(found)
                 else:
                     tensor = _with_value(tensor, found)
@@ -211,15 +217,15 @@ class ModelGrafts:
         start = tensor.grad_fn
         in_place = id(tensor) in inputs and opened.changed(tensor)
         if found is not None:
-            swap = Swap(
-                name + path, Kind.ACTIVATION, computed_part(tensor), found, opened.site,
-                random=opened.random, certain=opened.certain,
-            )  # fmt: skip
-            if again or self._source.swap(swap):
-                if not in_place:
-                    tensor = _with_value(tensor, found)
-                elif not _same_bits(computed_part(tensor), found):
-                    local_part(tensor.data).copy_(found)
+            if not again:
+                self._source.swap(Swap(
+                    name + path, Kind.ACTIVATION, computed_part(tensor), found, opened.site,
+                    random=opened.random, certain=opened.certain,
+                ))  # fmt: skip
+            if not in_place:
+                tensor = _with_value(tensor, found)
+            elif not _same_bits(computed_part(tensor), found):
+                local_part(tensor.data).copy_(found)
         if self._source.judges:
             if found is not None:
                 self._know(tensor)
@@ -236,10 +242,10 @@ class ModelGrafts:
         if found is None:
             return None
         readers = functools.partial(self._segments.readers, node, site)
-        swap = Swap(
+        self._source.swap(Swap(
             site.module + path, Kind.GRADIENT, computed_part(gradient), found, site, readers=readers
-        )
-        return like(gradient, found) if self._source.swap(swap) else None
+        ))  # fmt: skip
+        return like(gradient, found)
 
     def _recorded(self, name: str, kind: Kind, call: int, tensor: Any) -> torch.Tensor | None:
         data = self._source.recorded(name, kind, call, tuple(tensor.shape))
@@ -265,3 +271,45 @@ def _random_state() -> bytes:
     if torch.cuda.is_initialized():
         states += torch.cuda.get_rng_state_all()
     return b"".join(state.numpy().tobytes() for state in states)
+
+
+def map_tensors(
+    value: Any, tensor: type, function: Callable[[str, Any], Any], path: str = "", depth: int = 0
+) -> Any:
+    """Return the value with `function` applied to each tensor in it and its path.
+
+    Containers with a tensor that changes are copied; everything else stays as it is.
+
+    >>> map_tensors({"a": (1.5, "b")}, float, lambda path, x: f"{path} {x}")
+    {'a': ('[a][0] 1.5', 'b')}
+    """
+    if isinstance(value, tensor):
+        return function(path, value)
+    if value is None or isinstance(value, (str, bytes, int, float)) or depth > 20:
+        return value
+
+    def changed(key: Any, item: Any) -> Any:
+        return map_tensors(item, tensor, function, f"{path}[{key}]", depth + 1)
+
+    if isinstance(value, Mapping):
+        found = {key: changed(key, item) for key, item in value.items()}
+        if all(found[key] is item for key, item in value.items()):
+            return value
+        copied: Any = copy.copy(value)
+        for key, item in found.items():
+            copied[key] = item
+        return copied
+    if isinstance(value, (list, tuple)):
+        names = getattr(value, "_fields", range(len(value)))
+        items = [changed(key, item) for key, item in zip(names, value, strict=False)]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        copied = copy.copy(value)
+        for field in dataclasses.fields(value):
+            item = getattr(value, field.name, None)
+            if (new := changed(field.name, item)) is not item:
+                object.__setattr__(copied, field.name, new)
+        return copied
+    return value

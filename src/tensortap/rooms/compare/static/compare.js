@@ -95,12 +95,12 @@ function showResult({ report: src, first: difference }) {
 
 function differenceTools({ name, kind, step, rank }) {
   const tensor = { name: [name], kind, step, follow: false };
-  const slice = { ...WHOLE_TENSOR, rank: rank < 0 ? "" : String(rank), minus: "run" };
+  const slice = { ...WHOLE_TENSOR, rank: rank < 0 ? "" : String(rank) };
   const go = (text, state, attributes) => button(text, () => set(state, true), attributes);
   const buttons = kind === "Metric"
     ? [go(`Go to step ${count(step)}`, { step, follow: false }, { class: "primary" })]
     : [
-      go("Show the difference", { ...tensor, ...slice, tab: "tensors" }, { class: "primary" }),
+      go("Show the tensor", { ...tensor, ...slice, tab: "tensors" }, { class: "primary" }),
       go("Show its lines", { ...tensor, tab: "lines" }),
     ];
   return [buttons, dim(`first difference: ${name} (${kindText(kind)}) at step ${count(step)}`)];

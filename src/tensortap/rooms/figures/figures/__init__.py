@@ -6,7 +6,6 @@ The dicts are ready for JSON: the page sends them, notebooks wrap them, reports 
 from __future__ import annotations
 
 from tensortap.rooms.figures.figures.exponents import exponents_figure
-from tensortap.rooms.figures.figures.facets import heatmaps_figure
 from tensortap.rooms.figures.figures.heatmap import heatmap_figure
 from tensortap.rooms.figures.figures.lines import lines_figure
 from tensortap.rooms.figures.figures.tensors import histogram_figure, tensor_figure
@@ -15,7 +14,6 @@ from tensortap.rooms.figures.figures.training import sparkline, training_figure
 __all__ = [
     "exponents_figure",
     "heatmap_figure",
-    "heatmaps_figure",
     "histogram_figure",
     "lines_figure",
     "sparkline",

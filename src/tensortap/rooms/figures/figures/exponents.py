@@ -1,4 +1,4 @@
-"""Exponent histograms at one step, with the range of a number format drawn over them."""
+"""Exponent histograms at one step, and of one tensor over all steps, with ranges of formats."""
 
 from __future__ import annotations
 
@@ -8,26 +8,38 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensortap.page.encoding import Figure, share, some_names, text, typed
-from tensortap.rooms.figures.figures.exponent_history import POWERS, steps_figure
-from tensortap.rooms.figures.figures.panels import (
+from tensortap.page.encoding import Figure, Integers, share, some_names, text, typed
+from tensortap.rooms.figures.figures.parts import (
+    FLAT_AXIS,
     PanelGrid,
     axis_id,
     axis_name,
+    flat_trace,
     left_out_note,
+    marks_trace,
     panel_grid,
     panel_title,
+    step_line,
 )
-from tensortap.rooms.figures.figures.theme import FigureTheme, layout, message_figure, theme_of
-from tensortap.stats.formats import Exponents, Limits, has_limits, limits, losses
+from tensortap.rooms.figures.figures.theme import (
+    COLORS,
+    LEGEND_RIGHT,
+    colored,
+    layout,
+    message_figure,
+    scale,
+)
+from tensortap.rooms.formats.losses import Limits, has_limits, limits, losses
+from tensortap.table.columns import Exponents
 from tensortap.table.table import Table, locked
+from tensortap.text.tensors import number as spelled
 
 _MAX_PANELS = 48
-_FINE = 8  # points of a density per power of two
-_BANDWIDTH = 0.5  # of a density, in powers of two
+_COLUMNS = 500  # columns of the heatmap over steps
 
 Formats = bool | str | Sequence[str] | None
 LOGGED = "logged dtype"  # the dtype that each tensor had
+_POWERS = {"tickprefix": "2<sup>", "ticksuffix": "</sup>", **FLAT_AXIS}  # an axis
 
 
 class StepExponents(NamedTuple):
@@ -55,7 +67,6 @@ def exponents_figure(
     over: str | None = None,
     col_wrap: int | None = None,
     log: bool = False,
-    theme: str = "light",
 ) -> Figure:
     """Return how the values of tensors are spread over powers of two at a step.
 
@@ -67,22 +78,26 @@ def exponents_figure(
     by_kind = dict(name) if isinstance(name, Mapping) else {kind: _listed(name)}
     places = [(each, own) for own, names in by_kind.items() for each in names]
     formats = format_names(dtype_annotation)
-    _check(over, shape, formats)
+    if shape not in _SHAPES:
+        raise ValueError(f"kind must be 'bar', 'line' or 'kde', got {shape!r}")
     if over is not None:
+        if over != "steps":
+            raise ValueError(f"over must be 'steps', got {over!r}")
+        if len(formats) > 1:
+            raise ValueError(f"over={over!r} can show one number format, got {list(formats)}")
         target = [*_limits(formats, _read(table, *places[0], step, rank)), None][0]
-        return steps_figure(table, *places[0], step, rank, target, theme)
+        return _steps_figure(table, *places[0], step, rank, target)
     read = ((place, _read(table, *place, step, rank)) for place in places[:_MAX_PANELS])
     shown = {place: values for place, values in read if values is not None}
     if not shown:
         names = some_names([each for each, _ in places])
-        return message_figure(f"no exponents of {names} ({kind}) at step {step}", theme=theme)
+        return message_figure(f"no exponents of {names} ({kind}) at step {step}")
     targets = {place: _limits(formats, values) for place, values in shown.items()}
     several = len(shown) > 1
     columns = col_wrap or (min(3, len(shown)) if several else 1)
-    extra = 15 * max(0, len(formats) - 1)  # one line of text per format
+    extra = 15 * max(0, len(formats) - 1)  # pixels: one line of text per format
     grid = panel_grid(len(shown), columns, 200 if several else 320, top=56 + extra, gap=70 + extra)
     made = layout(
-        theme,
         height=grid.height,
         margin={"l": 52, "r": 16, "t": grid.top, "b": grid.bottom},
         bargap=0,
@@ -93,76 +108,21 @@ def exponents_figure(
         meta={"names": [each for each, _ in shown], "kind": kind, "step": step},
     )
     data = []
-    every = {each.dtype: each for own in targets.values() for each in own}
-    span = _exponent_range(shown.values(), every.values())
-    panels = ExponentPanels(grid, theme_of(theme), span, several, extra, log)
-    for number, ((each, own), values) in enumerate(shown.items()):
+    span = _exponent_range(shown.values(), {each for own in targets.values() for each in own})
+    for panel, ((each, own), values) in enumerate(shown.items()):
         mine = targets[each, own]
-        trace, highest = _SHAPES[shape](values, mine[0] if len(mine) == 1 else None, panels.colors)
-        axes = {"xaxis": axis_id("x", number), "yaxis": axis_id("y", number)}
-        data.append({**trace, **axes})
+        trace, highest = _SHAPES[shape](values, mine[0] if len(mine) == 1 else None)
+        data.append({**trace, "xaxis": axis_id("x", panel), "yaxis": axis_id("y", panel)})
+        _add_axes(made, grid, panel, span, highest, log)
         words = each if several else f"{each} · {own} · step {step:,}"
         words = f"{each} · {own}" if len(by_kind) > 1 else words
-        panels.add(made, number, words, highest, values, mine)
-        labeled = number == 0 or (len(mine) == 1 and formats == (LOGGED,))
-        panels.add_ranges(made, number, mine, labeled)
-    made["annotations"] += left_out_note(min(len(places), _MAX_PANELS), len(places), panels.colors)
+        title = {**panel_title(words, grid, panel), "yshift": 18 + extra}
+        font = {"size": 11, "color": COLORS.dim}
+        facts = {"text": _facts(values, mine, several), "yshift": 2, "font": font, "align": "left"}
+        made["annotations"] += [title, {**title, **facts}]
+        _add_ranges(made, panel, mine, labeled=panel == 0 or formats == (LOGGED,))
+    made["annotations"] += left_out_note(min(len(places), _MAX_PANELS), len(places))
     return {"data": data, "layout": made}
-
-
-def _check(over: str | None, shape: str, formats: Sequence[str]) -> None:
-    if over not in (None, "steps"):
-        raise ValueError(f"over must be 'steps', got {over!r}")
-    if shape not in _SHAPES:
-        raise ValueError(f"kind must be 'bar', 'line' or 'kde', got {shape!r}")
-    if over is not None and len(formats) > 1:
-        raise ValueError(f"over={over!r} can show one number format, got {list(formats)}")
-
-
-class ExponentPanels(NamedTuple):
-    """Draws small multiples that share colors, axes and spacing."""
-
-    grid: PanelGrid
-    colors: FigureTheme
-    span: tuple[int, int]  # exponents
-    several: bool
-    extra: int  # pixels for further lines of text above a panel
-    log: bool
-
-    def add(
-        self,
-        made: Figure,
-        number: int,
-        words: str,
-        highest: float,
-        values: StepExponents,
-        formats: Sequence[Limits],
-    ) -> None:
-        """Add the axes, the title and the facts of a panel to a layout."""
-        made[axis_name("x", number)], made[axis_name("y", number)] = _axes(
-            self.grid, number, self.span, highest, self.log
-        )
-        title = {**panel_title(words, self.grid, number, self.colors), "yshift": 18 + self.extra}
-        below = _facts(values, formats, self.several, self.colors)
-        font = {"size": 11, "color": self.colors.dim}
-        made["annotations"] += [
-            title,
-            {**title, "text": below, "yshift": 2, "font": font, "align": "left"},
-        ]
-
-    def add_ranges(
-        self, made: Figure, number: int, formats: Sequence[Limits], labeled: bool
-    ) -> None:
-        """Add the range of one number format as an area, or those of several as lines."""
-        x, y = axis_id("x", number), axis_id("y", number)
-        if len(formats) == 1:
-            made["shapes"] += _range_shapes(formats[0], x, y, self.colors)
-            width = (self.span[1] - self.span[0]) * (3 if self.several else 1)
-            labels = _range_labels(formats[0], x, y, self.colors, width)
-        else:
-            lines, labels = _range_lines(formats, x, y, self.colors) if formats else ([], [])
-            made["shapes"] += lines
-        made["annotations"] += labels if labeled else []
 
 
 def _listed(name: str | Sequence[str]) -> list[str]:
@@ -189,22 +149,6 @@ def _limits(formats: Iterable[str], values: StepExponents | None) -> list[Limits
     logged = [] if values is None else [values.dtype]
     names = [each for name in formats for each in (logged if name == LOGGED else [name])]
     return [limits(name) for name in dict.fromkeys(names) if has_limits(name)]
-
-
-def _axes(
-    grid: PanelGrid, number: int, ends: tuple[int, int], highest: float, log: bool
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the axes of a panel, with room for the labels above the highest bar."""
-    across, up = grid.domain(number)
-    x = {
-        "domain": across, "anchor": axis_id("y", number), "range": list(ends), "tick0": 0,
-        "nticks": 10 if grid.panels > 1 else 24, **POWERS, **({"matches": "x"} if number else {}),
-    }  # fmt: skip
-    y = {
-        "domain": up, "anchor": axis_id("x", number), "ticksuffix": " %", "nticks": 5,
-        **({"type": "log"} if log else {"range": [0, 1.16 * highest or 1.0]}),
-    }  # fmt: skip
-    return x, y
 
 
 def _read(table: Table, name: str, kind: str, step: int, rank: int | None) -> StepExponents | None:
@@ -242,7 +186,46 @@ def _exponent_range(shown: Iterable[StepExponents], targets: Iterable[Limits]) -
     return (min(ends), max(ends)) if ends else (-8, 8)
 
 
+def _add_axes(
+    made: Figure, grid: PanelGrid, panel: int, ends: tuple[int, int], highest: float, log: bool
+) -> None:
+    """Add the axes of a panel, with room for labels above the highest bar."""
+    across, up = grid.domain(panel)
+    made[axis_name("x", panel)] = {
+        "domain": across, "anchor": axis_id("y", panel), "range": list(ends), "tick0": 0,
+        "nticks": 10 if grid.panels > 1 else 24, **_POWERS, **({"matches": "x"} if panel else {}),
+    }  # fmt: skip
+    made[axis_name("y", panel)] = {
+        "domain": up, "anchor": axis_id("x", panel), "ticksuffix": " %", "nticks": 5,
+        **({"type": "log"} if log else {"range": [0, 1.16 * highest or 1.0]}),
+    }  # fmt: skip
+
+
+def _add_ranges(made: Figure, panel: int, formats: Sequence[Limits], labeled: bool) -> None:
+    """Add the ends of number formats as lines, a color for each, and their names."""
+    place = {"xref": axis_id("x", panel), "yref": f"{axis_id('y', panel)} domain"}
+    for row, target in enumerate(formats):
+        color, over = COLORS.lines[(row + 1) % len(COLORS.lines)], math.log2(target.over)
+        made["shapes"] += [
+            {**place, "type": "line", "y0": 0, "y1": 1, "x0": at, "x1": at,
+             "line": {"width": 1.4, "color": color, "dash": dash}}
+            for at, dash in ((target.zero, "dot"), (target.normal, "dash"), (over, "solid"))
+        ]  # fmt: skip
+        if labeled:
+            made["annotations"].append({
+                **place, "x": over, "xanchor": "right", "y": 1, "yanchor": "top",
+                "yshift": -13 * row, "showarrow": False, "text": text(target.dtype),
+                "font": {"size": 10, "color": color},
+            })  # fmt: skip
+
+
+# -- shapes of a histogram -----------------------------------------------------------------
+
 _Shape = tuple[dict[str, Any], float]  # a trace and its highest value
+_HOVER = (
+    "2<sup>%{text}</sup> ≤ |x| &lt; twice that<br>"
+    "%{customdata:,} values, %{y:.4~g} %<extra></extra>"
+)
 
 
 def _filled(values: StepExponents) -> tuple[list[int], list[int], list[float]]:
@@ -255,46 +238,37 @@ def _filled(values: StepExponents) -> tuple[list[int], list[int], list[float]]:
     return exponents, counts[bins].tolist(), shares
 
 
-def _bars(values: StepExponents, target: Limits | None, colors: FigureTheme) -> _Shape:
+def _bars(values: StepExponents, target: Limits | None) -> _Shape:
     exponents, counts, shares = _filled(values)
+    colors = [_fate(n, target) for n in exponents]
     return {
         "type": "bar", "x": exponents, "offset": 0, "width": 1, "y": shares, "customdata": counts,
-        "marker": {
-            "color": [_fate(n, target, colors) for n in exponents],
-            "line": {"width": 0.6, "color": colors.page},
-        },
-        "hovertemplate": _HOVER.replace("#", "x"),
+        "marker": {"color": colors, "line": {"width": 0.6, "color": COLORS.page}},
+        "text": [str(n) for n in exponents], "textposition": "none", "hovertemplate": _HOVER,
     }, max(shares, default=0.0)  # fmt: skip
 
 
-_HOVER = (
-    "2<sup>%{#}</sup> ≤ |x| &lt; twice that<br>%{customdata:,} values, %{y:.4~g} %<extra></extra>"
-)
-
-
-def _line(values: StepExponents, target: Limits | None, colors: FigureTheme) -> _Shape:
+def _line(values: StepExponents, target: Limits | None) -> _Shape:
     """Return one point per power of two, in the middle of its bin."""
-    exponents, counts, shares = _filled(values)
-    marks = [_fate(n, target, colors) for n in exponents]
+    bars, highest = _bars(values, target)
     return {
-        "type": "scatter", "mode": "lines+markers", "x": [n + 0.5 for n in exponents],
-        "y": shares, "customdata": counts, "text": [str(n) for n in exponents],
-        "line": {"color": colors.good, "width": 1.6}, "marker": {"size": 5, "color": marks},
-        "hovertemplate": _HOVER.replace("#", "text"),
-    }, max(shares, default=0.0)  # fmt: skip
+        "type": "scatter", "mode": "lines+markers", "x": [n + 0.5 for n in bars["x"]],
+        "line": {"color": COLORS.good, "width": 1.6},
+        "marker": {"size": 5, "color": bars["marker"]["color"]},
+        **{key: bars[key] for key in ("y", "customdata", "text", "hovertemplate")},
+    }, highest  # fmt: skip
 
 
-def _density(values: StepExponents, target: Limits | None, colors: FigureTheme) -> _Shape:
-    """Return the shares smoothed by a Gaussian, in percent per power of two."""
+def _density(values: StepExponents, target: Limits | None) -> _Shape:
+    """Return the shares smoothed by a Gaussian of half a power of two, eight points for each."""
     exponents, _, shares = _filled(values)
-    reach = 4 * _FINE // 2  # four bandwidths
-    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / (_FINE * _BANDWIDTH)) ** 2)
-    fine = np.pad(np.repeat(shares, _FINE), reach)
+    kernel = np.exp(-0.5 * (np.arange(-16, 17) / 4) ** 2)  # four bandwidths to each side
+    fine = np.pad(np.repeat(shares, 8), 16)
     y = np.convolve(fine, kernel / kernel.sum(), "same") if shares else fine
-    x = (exponents[0] if exponents else 0) + (np.arange(len(y)) + 0.5 - reach) / _FINE
+    x = (exponents[0] if exponents else 0) + (np.arange(len(y)) + 0.5 - 16) / 8
     return {
         "type": "scatter", "mode": "lines", "x": typed(x), "y": typed(y), "fill": "tozeroy",
-        "line": {"color": colors.good, "width": 1.6},
+        "line": {"color": COLORS.good, "width": 1.6},
         "hovertemplate": "2<sup>%{x:.1f}</sup>: %{y:.3~g} % per power of two<extra></extra>",
     }, float(y.max(initial=0.0))  # fmt: skip
 
@@ -302,45 +276,37 @@ def _density(values: StepExponents, target: Limits | None, colors: FigureTheme) 
 _SHAPES = {"bar": _bars, "line": _line, "kde": _density}
 
 
-def _fate(exponent: int, target: Limits | None, colors: FigureTheme) -> str:
+def _fate(exponent: int, target: Limits | None) -> str:
     if target is None:
-        return colors.good
+        return COLORS.good
     if exponent < target.zero or exponent > target.top:
-        return colors.bad
-    return colors.fair if exponent < target.normal else colors.good
+        return COLORS.bad
+    return COLORS.fair if exponent < target.normal else COLORS.good
 
 
-def _facts(
-    values: StepExponents, targets: Sequence[Limits], short: bool, colors: FigureTheme
-) -> str:
-    """Return what stands below a title: shares that are lost, values without an exponent.
+# -- the subtitle --------------------------------------------------------------------------
 
-    Several formats have one line each.
-    """
-    lost = [_lost_shares(values.exponents, target, short, colors) for target in targets]
-    words = lost[0] if len(targets) == 1 else []
+
+def _facts(values: StepExponents, targets: Sequence[Limits], short: bool) -> str:
+    """Return the subtitle: one line of lost shares per format, and values without an exponent."""
+    lost = [" · ".join(_lost_shares(values.exponents, target, short)) for target in targets]
+    if len(targets) > 1:
+        pairs = zip(targets, lost, strict=True)
+        lost = [f"{text(target.dtype)}: {shares}" for target, shares in pairs]
     counts = (
-        (values.below, "below the counted range", colors.bad),
-        (values.above, "above the counted range", colors.bad),
-        (0 if short and targets else values.zeros, "zero", colors.dim),
-        (values.nans, "NaN", colors.nan),
-        (values.infs, "Inf", colors.nan),
+        (values.below, "below the counted range", COLORS.bad),
+        (values.above, "above the counted range", COLORS.bad),
+        (0 if short and targets else values.zeros, "zero", COLORS.dim),
+        (values.nans, "NaN", COLORS.nan),
+        (values.infs, "Inf", COLORS.nan),
     )
-    words += [_colored(f"{count:,} {word}", color) for count, word, color in counts if count]
-    words = words if targets or short else [*words, text(values.dtype)]
-    if len(targets) < 2:
-        return " · ".join(words)
-    if short:  # there is no room for more than what is lost
-        lost = [[one for one in each if "subnormal" not in one] or each for each in lost]
-    pairs = zip(targets, lost, strict=True)
-    lines = [f"{text(target.dtype)}: {' · '.join(shares)}" for target, shares in pairs]
-    lines[-1] = " · ".join([lines[-1], *words])
-    return "<br>".join(lines)
+    words = lost[-1:] + [colored(f"{n:,} {word}", color) for n, word, color in counts if n]
+    if not (targets or short):
+        words.append(text(values.dtype))
+    return "<br>".join([*lost[:-1], " · ".join(words)])
 
 
-def _lost_shares(
-    exponents: Exponents, target: Limits, short: bool, colors: FigureTheme
-) -> list[str]:
+def _lost_shares(exponents: Exponents, target: Limits, short: bool) -> list[str]:
     """Return the shares that a format loses; a range where the exponents leave it open."""
     loss = losses(exponents, target)
     total = int(loss.values[0])
@@ -348,73 +314,119 @@ def _lost_shares(
         return ["no nonzero values"]
     words = []
     for name, least, most, color in (
-        ("underflow", loss.underflow, loss.underflow_at_most, colors.bad),
-        ("subnormal", loss.subnormal, loss.subnormal, colors.fair),
-        ("overflow", loss.overflow, loss.overflow_at_most, colors.bad),
+        ("underflow", loss.underflow, loss.underflow_at_most, COLORS.bad),
+        ("subnormal", loss.subnormal, loss.subnormal, COLORS.fair),
+        ("overflow", loss.overflow, loss.overflow_at_most, COLORS.bad),
     ):
         if not most[0] and short:
             continue
         low, high = (share(int(count[0]) / total) for count in (least, most))
         shares = low if low == high else f"{low.removesuffix(' %')}–{high}"
-        words.append(_colored(f"{shares} {name}", color if most[0] else colors.dim))
+        words.append(colored(f"{shares} {name}", color if most[0] else COLORS.dim))
     return words or ["no loss"]
 
 
-def _colored(words: str, color: str) -> str:
-    return f'<span style="color:{color}">{words}</span>'
+# -- over all steps ------------------------------------------------------------------------
 
 
-# -- ranges of number formats -----------------------------------------------------------------
+class ExponentHistory(NamedTuple):
+    """Exponent counts, one column per step (or per group of steps, if there are many)."""
+
+    steps: Integers
+    low: int
+    counts: Integers
+    bad: Integers  # how many values were not finite
 
 
-def _range_shapes(target: Limits, x: str, y: str, colors: FigureTheme) -> list[dict[str, Any]]:
-    """Return the normal and the subnormal range of a format as bands behind the bars."""
-    top = math.log2(target.over)
-    place = {"xref": x, "yref": f"{y} domain", "y0": 0, "y1": 1, "layer": "below"}
-    bands = ((target.zero, target.normal, colors.fair), (target.normal, top, colors.good))
-    ends = ((target.zero, "dot"), (target.normal, "dot"), (top, "solid"))
-    return [
-        {**place, "type": "rect", "x0": start, "x1": end, "fillcolor": color, "opacity": 0.12,
-         "line": {"width": 0}}
-        for start, end, color in bands if end > start
-    ] + [
-        {**place, "type": "line", "x0": at, "x1": at,
-         "line": {"width": 1, "color": colors.dim, "dash": dash}}
-        for at, dash in ends
-    ]  # fmt: skip
-
-
-def _range_lines(
-    targets: Sequence[Limits], x: str, y: str, colors: FigureTheme
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the ends of several formats as lines, a color for each, and their names."""
-    lines: list[dict[str, Any]] = []
-    labels: list[dict[str, Any]] = []
-    for place, target in enumerate(targets):
-        color, over = colors.lines[(place + 1) % len(colors.lines)], math.log2(target.over)
-        lines += [
-            {"type": "line", "xref": x, "yref": f"{y} domain", "y0": 0, "y1": 1, "x0": at,
-             "x1": at, "line": {"width": 1.4, "color": color, "dash": dash}}
-            for at, dash in ((target.zero, "dot"), (target.normal, "dash"), (over, "solid"))
-        ]  # fmt: skip
-        labels.append({
-            "xref": x, "yref": f"{y} domain", "x": over, "xanchor": "right", "y": 1,
-            "yanchor": "top", "yshift": -13 * place, "showarrow": False,
-            "text": text(target.dtype), "font": {"size": 10, "color": color},
-        })  # fmt: skip
-    return lines, labels
-
-
-def _range_labels(
-    target: Limits, x: str, y: str, colors: FigureTheme, width: int
-) -> list[dict[str, Any]]:
-    """Return the name of the format above its range, and ``subnormal`` where it has room."""
-    label = {
-        "xref": x, "yref": f"{y} domain", "y": 1, "yanchor": "top", "showarrow": False,
-        "font": {"size": 10, "color": colors.dim},
+def _steps_figure(
+    table: Table, name: str, kind: str, step: int, rank: int | None, target: Limits | None
+) -> Figure:
+    """Return a heatmap of exponents by steps."""
+    rows = table.series(kind, name, rank)
+    history = _history(table, rows)
+    if history is None:
+        finite = "is finite" if table.nonfinite(rows).any() else "has exponents"
+        return message_figure(f"no value of {name} ({kind}) {finite}")
+    shares = history.counts / np.maximum(1, history.counts.sum(axis=0))
+    with np.errstate(divide="ignore"):
+        z = np.where(history.counts > 0, np.log10(shares), np.nan)
+    low = max(-7, math.floor(float(np.nanmin(z))))
+    top = history.low + len(history.counts)
+    decades = list(range(low, 1))
+    cells = {
+        "type": "heatmap", "x": typed(history.steps),
+        "y": typed(np.arange(history.low, top) + 0.5), "z": typed(z.astype(np.float32)),
+        "customdata": typed((shares * 100).astype(np.float32)),
+        "zmin": low, "zmax": 0, "colorscale": scale(COLORS.size), "hoverongaps": False,
+        "hovertemplate": "step %{x}<br>2<sup>%{y:.0f}</sup>: %{customdata:.3~g} %<extra></extra>",
+        "colorbar": {
+            "title": {"text": "share", "side": "top"}, "tickvals": decades,
+            "ticktext": [f"{spelled(100 * 10.0**n)} %" for n in decades],
+        },
     }  # fmt: skip
-    middle = (target.normal + math.log2(target.over)) / 2
-    words = [{**label, "x": middle, "text": text(target.dtype)}]
-    if target.normal - target.zero > 0.08 * width:
-        words.append({**label, "x": (target.zero + target.normal) / 2, "text": "subnormal"})
-    return words
+    data = [cells, *_not_finite(history)]
+    made = layout(
+        height=380,
+        title={"text": f"{text(name)} · {kind}"},
+        xaxis={"title": {"text": "step"}, **FLAT_AXIS},
+        yaxis={**_POWERS, "nticks": 12},
+        legend=LEGEND_RIGHT,
+        showlegend=len(data) > 1,
+        shapes=[step_line(step)],
+        annotations=[],
+        meta={"names": [name], "kind": kind, "step": step},
+    )
+    if target is not None:
+        for at, word, side in (
+            (target.zero, "underflow", "top"), (target.normal, "subnormal", "top"),
+            (math.log2(target.over), "overflow", "bottom"),
+        ):  # fmt: skip
+            made["shapes"].append({
+                "type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": at, "y1": at,
+                "line": {"width": 1, "color": COLORS.bad, "dash": "dot"},
+            })  # fmt: skip
+            made["annotations"].append({
+                "text": f"{word} of {text(target.dtype)}", "xref": "paper", "x": 1,
+                "xanchor": "right", "yref": "y", "y": at, "yanchor": side, "showarrow": False,
+                "font": {"size": 10, "color": COLORS.bad}, "bgcolor": COLORS.page,
+            })  # fmt: skip
+        ends = [history.low - 1, top + 1, target.zero - 2, target.top + 3]
+        made["yaxis"]["range"] = [min(ends), max(ends)]
+    return {"data": data, "layout": made}
+
+
+def _history(table: Table, rows: Integers) -> ExponentHistory | None:
+    rows = table.without_recomputed(rows)
+    if not len(rows):
+        return None
+    steps = np.unique(table.step[rows])
+    wide = math.ceil(len(steps) / _COLUMNS)
+    column = np.searchsorted(steps, table.step[rows]) // wide
+    starts = np.flatnonzero(np.diff(column, prepend=-1))
+    each = table.exponents(rows)
+    counts = np.add.reduceat(each.counts, starts, axis=1)
+    bad = np.add.reduceat(table.nonfinite(rows), starts)
+    filled = np.flatnonzero(counts.any(axis=1))
+    if not len(filled):
+        return None
+    first, last = int(filled[0]), int(filled[-1])
+    return ExponentHistory(steps[::wide], each.low + first, counts[first : last + 1], bad)
+
+
+def _not_finite(history: ExponentHistory) -> list[dict[str, Any]]:
+    """Return marks for steps with NaN or Inf; steps without a finite value are painted."""
+    at = np.flatnonzero(history.bad)
+    if not len(at):
+        return []
+    top = history.low + len(history.counts)
+    marks = marks_trace(
+        history.steps[at], np.full(len(at), top + 0.5), COLORS.nan, size=7, edge=COLORS.page,
+        name="not finite", customdata=typed(history.bad[at]),
+        hovertemplate="step %{x}: <b>%{customdata:,} NaN or Inf</b><extra></extra>",
+    )  # fmt: skip
+    alone = (history.bad > 0) & ~history.counts.any(axis=0)
+    if not alone.any():
+        return [marks]
+    hover = "step %{x}: <b>nothing is finite</b><extra></extra>"
+    x, y = typed(history.steps), [history.low, top]
+    return [flat_trace(alone[np.newaxis], x, y, COLORS.nan, hovertemplate=hover), marks]

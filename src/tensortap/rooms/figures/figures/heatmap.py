@@ -17,15 +17,21 @@ from tensortap.page.encoding import (
     text,
     typed,
 )
-from tensortap.rooms.figures.figures.panels import spans_decades, step_line, whole_ticks
+from tensortap.rooms.figures.figures.parts import (
+    FLAT_AXIS,
+    flagged_cells,
+    marks_trace,
+    spans_decades,
+    step_line,
+    whole_ticks,
+)
 from tensortap.rooms.figures.figures.theme import (
+    COLORS,
     LEGEND_RIGHT,
     layout,
     message_figure,
     scale,
-    theme_of,
 )
-from tensortap.rooms.figures.figures.traces import flagged_cells, marks_trace
 from tensortap.table.columns import VALUE
 from tensortap.table.table import Table, locked
 from tensortap.text.tensors import number
@@ -38,7 +44,6 @@ if TYPE_CHECKING:
 
 ROWS, COLUMNS = 400, 500  # largest number of cells
 _MAX_ALERTS = 1000
-_SMALLEST_FIRST = ("min", "min_abs")  # statistics of which the smallest value matters
 NAN, INF = 1, 2
 
 
@@ -46,7 +51,7 @@ class HeatmapCells(NamedTuple):
     """One record per cell: of the layers and steps that share a cell, the one that matters most."""
 
     layers: list[str]
-    steps: Integers  # the first step of each column
+    steps: Integers  # the first recorded step of each column
     tile: int  # how many layers share a row
     layer: Integers  # index into `layers` of each cell; -1 where there is no record
     step: Integers
@@ -66,29 +71,26 @@ def heatmap_figure(
     alerts: Sequence[Alert] | None = None,
     step: int | None = None,
     log: bool | None = None,
-    rows: int = ROWS,
-    columns: int = COLUMNS,
-    theme: str = "light",
 ) -> Figure:
     """Return a heatmap of a statistic: layers by steps, `inc` steps per column.
 
-    A cell shows the value of one record: the one farthest from zero (the smallest, for minima),
-    and one that is not finite before all others. ``layout.meta["layers"]`` are the names, and the
+    A cell shows one record: one that is not finite before all others, then that of the column's
+    label, its first step. If several have it, or more than 500 columns share cells, it is the one
+    farthest from zero (the smallest, for minima). ``layout.meta["layers"]`` are the names, and the
     `customdata` of a cell is the index of its layer there, its step, and its value.
     """
-    cells = heatmap_cells(table, kind, metric, inc, names, rank, (rows, columns))
+    cells = heatmap_cells(table, kind, metric, inc, names, rank)
     if cells is None:
-        return message_figure(f"no {metric} of {kind}", theme=theme)
-    colors = theme_of(theme)
+        return message_figure(f"no {metric} of {kind}")
     tiles = [cells.layers[i : i + cells.tile] for i in range(0, len(cells.layers), cells.tile)]
     row_labels = labels([t[0] if len(t) == 1 else f"{t[0]} … {t[-1]}" for t in tiles])
     custom = {"customdata": typed(_custom(cells)), "hoverongaps": False}
-    data = [_cells_trace(cells, metric, log, row_labels, custom, theme)]
-    for code, color, word in ((NAN, colors.nan, "NaN"), (INF, colors.inf, "Inf")):
+    data = [_cells_trace(cells, metric, log, row_labels, custom)]
+    for code, color, word in ((NAN, COLORS.nan, "NaN"), (INF, COLORS.inf, "Inf")):
         if (cells.bad == code).any():
             hover = f"%{{y}}<br>step %{{customdata[1]}}<br><b>holds {word}</b><extra></extra>"
             data += flagged_cells(
-                cells.bad == code, cells.steps, row_labels, color, f"holds {word}", colors.page,
+                cells.bad == code, cells.steps, row_labels, color, f"holds {word}",
                 name=word, showlegend=False, hovertemplate=hover, **custom,
             )  # fmt: skip
     alerts = table.alerts() if alerts is None else alerts
@@ -97,41 +99,31 @@ def heatmap_figure(
         a for a in alerts if a.kind.value == kind and a.name in layers and rank in (None, a.rank)
     ]
     if shown:
-        data.append(_alerts_trace(shown, row_labels, cells, theme))
-    plain = {"showgrid": False, "zeroline": False}
-    font = {"size": 11 if len(row_labels) <= 40 else 9, "color": colors.dim}
+        data.append(_alerts_trace(shown, row_labels, cells))
+    font = {"size": 11 if len(row_labels) <= 40 else 9, "color": COLORS.dim}
     made = layout(
-        theme,
         height=min(max(260, 92 + 22 * len(row_labels)), 720),
         # explicit ranges, because plotly would leave a margin around the marks
         xaxis={
-            **plain, "title": {"text": "step"}, "range": column_range(cells.steps),
+            **FLAT_AXIS, "title": {"text": "step"}, "range": column_range(cells.steps),
             **whole_ticks(float(cells.steps[-1] - cells.steps[0])),
         },
         yaxis={
-            **plain, "type": "category", "ticklen": 0, "tickfont": font,
+            **FLAT_AXIS, "type": "category", "ticklen": 0, "tickfont": font,
             "range": [len(row_labels) - 0.5, -0.5],
         },
         legend=LEGEND_RIGHT,
         showlegend=len(data) > 1,
         meta={"layers": cells.layers, "kind": kind, "metric": metric, "tile": cells.tile},
-        shapes=[] if step is None else [step_line(step, "x", colors)],
+        shapes=[] if step is None else [step_line(step)],
     )  # fmt: skip
     return {"data": data, "layout": made}
 
 
 def heatmap_cells(
-    table: Table,
-    kind: str,
-    metric: str,
-    inc: int,
-    names: Sequence[str] | None,
-    rank: int | None,
-    most: tuple[int, int],
+    table: Table, kind: str, metric: str, inc: int, names: Sequence[str] | None, rank: int | None
 ) -> HeatmapCells | None:
     """Gather the records of a kind in cells of layers and steps; return None if there are none."""
-    if inc < 1:
-        raise ValueError(f"inc must be at least 1, got {inc}")
     layers = table.layers(kind) if names is None else list(names)
     series = [table.series(kind, name, rank) for name in layers]
     rows = np.concatenate([np.empty(0, np.int64), *series])
@@ -143,20 +135,22 @@ def heatmap_cells(
     present, layer = np.unique(layer, return_inverse=True)
     layers = [layers[i] for i in present.tolist()]
     step, value = table.step[rows], table.column(metric)[rows]
-    columns = np.unique(step // inc)
-    wide = math.ceil(len(columns) / most[1])
-    tile = math.ceil(len(layers) / most[0])
+    columns, column = np.unique(step // inc, return_inverse=True)
+    first = columns * inc + inc
+    np.minimum.at(first, column, step)
+    wide = math.ceil(len(columns) / COLUMNS)
+    tile = math.ceil(len(layers) / ROWS)
     shape = math.ceil(len(layers) / tile), math.ceil(len(columns) / wide)
-    cell = (layer // tile) * shape[1] + np.searchsorted(columns, step // inc) // wide
+    cell = (layer // tile) * shape[1] + column // wide
     bad = _badness(table, rows, value if metric == VALUE else None)
-    order = np.argsort(_importance(value, bad, metric), kind="stable")
+    order = np.lexsort((_importance(value, bad, metric), (step == first[column]) | (bad > 0)))
     best = np.full(shape[0] * shape[1], -1, np.int64)
     best[cell[order]] = order  # the last assignment wins: the most important record
     best = best.reshape(shape)
     filled = best >= 0
     return HeatmapCells(
         layers,
-        columns[::wide] * inc,
+        first[::wide],
         tile,
         np.where(filled, layer[best], -1),
         step[best],
@@ -177,7 +171,11 @@ def _badness(table: Table, rows: Integers, value: Floats | None) -> NDArray[np.u
 
 
 def _importance(value: Floats, bad: NDArray[np.uint8], metric: str) -> Floats:
-    size = -value if metric in _SMALLEST_FIRST else value if metric == "max" else np.abs(value)
+    size = np.abs(value)
+    if metric in ("min", "min_abs"):  # the smallest value matters
+        size = -value
+    elif metric == "max":
+        size = value
     size = np.nan_to_num(size, nan=-np.inf, posinf=1e308, neginf=-1e308)
     return np.where(bad == NAN, np.inf, np.where(bad == INF, 1.1e308, size))
 
@@ -195,16 +193,14 @@ def _cells_trace(
     log: bool | None,
     row_labels: list[str],
     custom: dict[str, Any],
-    theme: str,
 ) -> dict[str, Any]:
-    colors = theme_of(theme)
     logarithmic, z, limits = color_range(cells.value, log)
     signed = not logarithmic and limits[0] < 0 < limits[1]
     shared = f"one of {cells.tile}: " if cells.tile > 1 else ""
     return {
         "type": "heatmap", "name": text(metric), "x": typed(cells.steps), "y": row_labels,
         "z": typed(z.astype(np.float32)), "zmin": limits[0], "zmax": limits[1],
-        "colorscale": scale(colors.sign if signed else colors.size),
+        "colorscale": scale(COLORS.sign if signed else COLORS.size),
         "hovertemplate": f"{shared}%{{y}}<br>step %{{customdata[1]}}<br>{template_text(metric)} "
         "%{customdata[2]:.5~g}<extra></extra>",
         "colorbar": color_bar(metric, limits, logarithmic), **custom,
@@ -232,6 +228,7 @@ def color_range(value: Floats, log: bool | None) -> tuple[bool, Floats, tuple[fl
 
 
 def color_bar(metric: str, limits: tuple[float, float], logarithmic: bool) -> dict[str, Any]:
+    """Return the color bar of a statistic."""
     bar: dict[str, Any] = {"title": {"text": text(metric), "side": "top"}, "len": 1, "y": 0.5}
     if not logarithmic:
         return {**bar, "exponentformat": "power", "nticks": 6}
@@ -252,7 +249,7 @@ def column_range(steps: Integers) -> list[float]:
 
 
 def _alerts_trace(
-    alerts: Sequence[Alert], row_labels: list[str], cells: HeatmapCells, theme: str
+    alerts: Sequence[Alert], row_labels: list[str], cells: HeatmapCells
 ) -> dict[str, Any]:
     index = {name: i for i, name in enumerate(cells.layers)}
     groups: dict[tuple[int, int], list[Alert]] = {}
@@ -263,8 +260,7 @@ def _alerts_trace(
     return marks_trace(
         [int(cells.steps[column]) for (_, column), _ in shown],
         [row_labels[row] for (row, _), _ in shown],
-        theme_of(theme).alert, symbol="triangle-up", size=10, edge=theme_of(theme).page,
-        name="alert",
+        COLORS.alert, symbol="triangle-up", size=10, edge=COLORS.page, name="alert",
         customdata=[[index[group[0].name], group[0].step, None] for _, group in shown],
         text=[
             "<br>".join(text(str(alert), 120) for alert in group[:4])

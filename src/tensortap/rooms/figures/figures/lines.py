@@ -17,19 +17,20 @@ from tensortap.page.encoding import (
     text,
     typed,
 )
-from tensortap.rooms.figures.figures.panels import (
+from tensortap.rooms.figures.figures.parts import (
     PanelGrid,
     axis_id,
     axis_name,
     left_out_note,
+    line_trace,
     log_axis,
+    marks_trace,
     panel_grid,
     panel_title,
     spans_decades,
     step_line,
 )
-from tensortap.rooms.figures.figures.theme import FigureTheme, layout, message_figure, theme_of
-from tensortap.rooms.figures.figures.traces import line_trace, marks_trace
+from tensortap.rooms.figures.figures.theme import COLORS, layout, message_figure
 from tensortap.table.table import Table, locked
 
 _MAX_LINES = 64  # per panel
@@ -59,7 +60,6 @@ class Panel(NamedTuple):
     log: bool
     floor: float  # where to put marks that have no value
     pixels: int
-    theme: FigureTheme
 
 
 @locked
@@ -76,7 +76,6 @@ def lines_figure(
     width_px: int = 900,
     col_wrap: int | None = None,
     panels: str | None = None,
-    theme: str = "light",
 ) -> Figure:
     """Return the chosen statistics of the chosen names over all steps.
 
@@ -88,53 +87,49 @@ def lines_figure(
     """
     by_kind = dict(names) if isinstance(names, Mapping) else {kind: names}
     names = list(dict.fromkeys(name for own in by_kind.values() for name in own))
-    by_name = panels == "name" or (panels is None and len(by_kind) == 1 and len(names) > 8)
     if len(by_kind) > 1:
-        panels, by_name = "kind", False
-    shown = names[: _MAX_PANELS if by_name else _MAX_LINES]
+        panels = "kind"
+    elif panels is None:
+        panels = "name" if len(names) > 8 else "metric"
+    shown = names[: _MAX_PANELS if panels == "name" else _MAX_LINES]
     lines = [
         line for each, own in by_kind.items()
         for line in _lines(table, [name for name in own if name in shown], each, metrics, rank)
     ]  # fmt: skip
     if not any(line.known.any() for line in lines):
-        return message_figure(f"no {kind} statistics of {some_names(names)}", theme=theme)
-    colors = theme_of(theme)
-    keys, inner = (shown, metrics) if by_name else (metrics, shown)
-    if panels == "kind":
-        keys, inner = list(by_kind), [_label(line, panels, metrics) for line in lines]
+        return message_figure(f"no {kind} statistics of {some_names(names)}")
+    keys = {"name": shown, "metric": metrics, "kind": list(by_kind)}[panels]
     grid = panel_grid(len(keys), col_wrap, 190 if len(keys) > 1 else 320)
-    made = _layout(keys, grid, theme, step)
-    styles = _styles(dict.fromkeys(inner), scatter, colors)
+    made = _layout(keys, grid, step)
+    styles = _styles(dict.fromkeys(_label(line, panels, metrics) for line in lines), scatter)
     data: list[dict[str, Any]] = []
     listed: set[str] = set()  # labels that are in the legend
-    place = "kind" if panels == "kind" else "name" if by_name else "metric"
     for number, key in enumerate(keys):
-        mine = [line for line in lines if key == getattr(line, place)]
-        panel = _panel(mine, number, log, made, grid, width_px, colors)
+        mine = [line for line in lines if key == getattr(line, panels)]
+        panel = _panel(mine, number, log, made, grid, width_px)
         ranks = {line.rank for line in mine}
         for line in mine:
-            label = _label(line, place, metrics)
+            label = _label(line, panels, metrics)
             hover = f"{label} · rank {line.rank}" if len(ranks) > 1 else label
             legend = label not in listed
             listed.add(label)
-            style, marker = styles[label]
-            data += _traces(line, panel, style, text(label), template_text(hover), legend, marker)
+            data += _traces(line, panel, styles[label], text(label), template_text(hover), legend)
     made["hovermode"] = "x" if len(lines) > 10 * len(keys) else "x unified"
-    made["annotations"] += left_out_note(len(shown), len(names), colors)
+    made["annotations"] += left_out_note(len(shown), len(names))
     made["meta"] = {"kind": kind, "names": shown, "metrics": list(metrics)}
     return {"data": data, "layout": made}
 
 
-def _styles(
-    labels: Iterable[str], scatter: bool, colors: FigureTheme
-) -> dict[str, tuple[dict[str, Any], dict[str, Any] | None]]:
-    """Return the line and, for points, the marker of each label."""
-    styles = {}
+def _styles(labels: Iterable[str], scatter: bool) -> dict[str, dict[str, Any]]:
+    """Return the line of each label and, for points, its marker, as options of a trace."""
+    styles: dict[str, dict[str, Any]] = {}
     for i, label in enumerate(labels):
-        line = {"color": colors.lines[i % 8], "width": 1.5, "dash": _DASHES[i // 8 % 4]}
-        # open symbols, so that points on top of each other can be told apart
-        marker = {"color": line["color"], "symbol": _SYMBOLS[i % 4], "size": 8 if i % 4 else 5}
-        styles[label] = line, marker if scatter else None
+        color = COLORS.lines[i % 8]
+        styles[label] = {"line": {"color": color, "width": 1.5, "dash": _DASHES[i // 8 % 4]}}
+        if scatter:
+            # open symbols, so that points on top of each other can be told apart
+            marker = {"color": color, "symbol": _SYMBOLS[i % 4], "size": 8 if i % 4 else 5}
+            styles[label] |= {"mode": "markers", "marker": marker}
     return styles
 
 
@@ -145,7 +140,6 @@ def _panel(
     made: dict[str, Any],
     grid: PanelGrid,
     width: int,
-    colors: FigureTheme,
 ) -> Panel:
     """Return the panel of some lines, after its axis was made logarithmic where that helps."""
     values = np.concatenate([np.empty(0), *(line.value for line in lines)])
@@ -156,7 +150,7 @@ def _panel(
     axes = {"xaxis": axis_id("x", number % grid.columns), "yaxis": axis_id("y", number)}
     drawable = values[values > 0] if (values > 0).any() else values
     floor = float(drawable.min()) if len(drawable) else 1.0
-    return Panel(axes, wants_log, floor, width // grid.columns, colors)
+    return Panel(axes, wants_log, floor, width // grid.columns)
 
 
 def _label(line: Line, panels: str, metrics: Sequence[str]) -> str:
@@ -182,13 +176,7 @@ def _lines(
 
 
 def _traces(
-    line: Line,
-    panel: Panel,
-    style: dict[str, Any],
-    label: str,
-    hover: str,
-    legend: bool,
-    marker: dict[str, Any] | None,
+    line: Line, panel: Panel, style: dict[str, Any], label: str, hover: str, legend: bool
 ) -> Iterator[dict[str, Any]]:
     """Yield a line, zeros that a logarithmic axis cannot show, and steps that are not finite."""
     value = np.where(np.isfinite(line.value), line.value, np.nan)
@@ -197,16 +185,15 @@ def _traces(
     shared: dict[str, Any] = {**panel.axes, "legendgroup": label}
     # beside a gap, plotly shows the next value: then the text says at which step that is
     at_step = " at %{x}" if np.isnan(drawn).any() else ""
-    metric = template_text(line.metric)
-    points = {} if marker is None else {"mode": "markers", "marker": marker}
     yield line_trace(
-        line.step, drawn, max(100, panel.pixels), style, name=label, showlegend=legend,
-        hovertemplate=f"%{{y:.5~g}}  {metric}{at_step}<extra>{hover}</extra>", **shared, **points,
+        line.step, drawn, max(100, panel.pixels), name=label, showlegend=legend,
+        hovertemplate=f"%{{y:.5~g}}  {template_text(line.metric)}{at_step}<extra>{hover}</extra>",
+        **shared, **style,
     )  # fmt: skip
     if off.any():
         at = _some(off)
         yield marks_trace(
-            line.step[at], np.full(len(at), panel.floor), style["color"], size=7,
+            line.step[at], np.full(len(at), panel.floor), style["line"]["color"], size=7,
             symbol="triangle-down-open", name=label, showlegend=False, customdata=typed(value[at]),
             hovertemplate="%{customdata:.5~g} at %{x}, not on a logarithmic axis", **shared,
         )  # fmt: skip
@@ -214,9 +201,8 @@ def _traces(
     if bad.any():
         at = _some(bad)
         yield marks_trace(
-            line.step[at], _last_values(drawn, at, panel.floor), panel.theme.nan,
-            edge=panel.theme.page, name="not finite", showlegend=False,
-            customdata=typed(line.bad[at]),
+            line.step[at], _last_values(drawn, at, panel.floor), COLORS.nan, edge=COLORS.page,
+            name="not finite", showlegend=False, customdata=typed(line.bad[at]),
             hovertemplate=f"{hover}: %{{customdata}} not finite at step %{{x}}<extra></extra>",
             **shared,
         )  # fmt: skip
@@ -235,14 +221,12 @@ def _last_values(value: Floats, at: Integers, floor: float) -> Floats:
     return np.where(last >= 0, value[last], floor)
 
 
-def _layout(keys: Sequence[str], grid: PanelGrid, theme: str, step: int | None) -> Figure:
-    colors = theme_of(theme)
+def _layout(keys: Sequence[str], grid: PanelGrid, step: int | None) -> Figure:
     made = layout(
-        theme,
         height=grid.height,
         margin={"l": 56, "r": 16, "t": grid.top, "b": grid.bottom},
         hoversubplots="axis",
-        annotations=[panel_title(key, grid, i, colors) for i, key in enumerate(keys)],
+        annotations=[panel_title(key, grid, i) for i, key in enumerate(keys)],
         legend={"yref": "container", "y": 1, "yanchor": "top"},
         shapes=[],
     )
@@ -254,7 +238,7 @@ def _layout(keys: Sequence[str], grid: PanelGrid, theme: str, step: int | None) 
             "rangemode": "normal", **({"matches": "x"} if column else {}),
         }  # fmt: skip
         if step is not None:
-            made["shapes"].append(step_line(step, axis_id("x", column), colors))
+            made["shapes"].append(step_line(step, axis_id("x", column)))
     for number in range(grid.panels):
         made[axis_name("y", number)] = {
             "domain": grid.domain(number)[1], "anchor": axis_id("x", number % grid.columns),

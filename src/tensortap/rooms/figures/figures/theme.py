@@ -1,25 +1,29 @@
-"""The two color themes of figures, and what all figures share.
+"""The colors of figures, and what all figures share.
 
 Lines have the colors of Okabe and Ito, which color-blind people can tell apart. NaN and Inf have
-colors that no scale contains. Each light color has one dark color, so that a page can switch.
+colors that no scale contains. Figures are drawn in light colors. Each of them has one dark color,
+so that `themed` and the script of a report can replace them.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from tensortap.core.arguments import check_choice
 from tensortap.page.encoding import Figure, text
 
 _FONT = (
     'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", Arial, sans-serif'
 )
 _CLEAR = "rgba(0,0,0,0)"
+_SPAN = re.compile(r'(?<=<span style="color:)#[0-9a-f]{6}')
 LEGEND_RIGHT = {"x": 1, "xanchor": "right"}
 
 
-class FigureTheme(NamedTuple):
+class FigureColors(NamedTuple):
     """The colors of a theme."""
 
     page: str
@@ -42,7 +46,7 @@ class FigureTheme(NamedTuple):
     sign: tuple[str, ...]  # a scale from negative to positive
 
 
-LIGHT = FigureTheme(
+COLORS = FigureColors(
     page="#ffffff", ink="#1b1f27", dim="#667085", grid="#eceff4", line="#c9cfd9",
     hover="#fefefe",
     lines=("#0072b2", "#d55e00", "#009e73", "#b8548f", "#c98500", "#3ba3dd", "#7a5fc4", "#6b7280"),
@@ -52,7 +56,7 @@ LIGHT = FigureTheme(
     size=("#eef3d2", "#c9e6c0", "#86cdbb", "#46abc1", "#2577b0", "#244a9b", "#141f57"),
     sign=("#08407e", "#3f8ac2", "#a6cde3", "#f7f8fa", "#fbc98e", "#e0802b", "#8c3a04"),
 )  # fmt: skip
-DARK = FigureTheme(
+DARK = FigureColors(
     page="#171b22", ink="#e6e9ef", dim="#98a2b3", grid="#262c36", line="#3b4351",
     hover="#232935",
     lines=("#5cb3f5", "#ff9352", "#3fd0a0", "#f29ac6", "#ffc44f", "#8fd8ff", "#b9a0f0", "#b4bac5"),
@@ -62,23 +66,37 @@ DARK = FigureTheme(
     size=("#1d2a3d", "#1f426f", "#1f6699", "#2b93ad", "#63bfae", "#b3deac", "#f3f4c8"),
     sign=("#a9dbff", "#4f9fe0", "#245a8c", "#232831", "#8a4d17", "#e08a3a", "#ffd9a8"),
 )  # fmt: skip
-_THEMES = {"light": LIGHT, "dark": DARK}
 
 
+@functools.cache
 def dark_colors() -> dict[str, str]:
-    """Return the dark color for each light color: a page replaces them in dark mode."""
+    """Return the dark color for each light color."""
     pairs: dict[str, str] = {}
-    for light, dark in zip(LIGHT, DARK, strict=True):
+    for light, dark in zip(COLORS, DARK, strict=True):
         ones, others = ((c,) if isinstance(c, str) else c for c in (light, dark))
         pairs.update(zip(ones, others, strict=True))
     return pairs
 
 
-def theme_of(name: str) -> FigureTheme:
-    """Return the theme ``light`` or ``dark``."""
-    if name not in _THEMES:
-        raise ValueError(f"theme must be 'light' or 'dark', got {name!r}")
-    return _THEMES[name]
+def themed(figure: Figure, theme: str) -> Figure:
+    """Return a figure in the colors of a theme, ``"light"`` or ``"dark"``."""
+    check_choice("theme", theme, ("light", "dark"))
+    dark: Figure = _darkened(figure, "") if theme == "dark" else figure
+    return dark
+
+
+def _darkened(part: Any, key: str) -> Any:
+    """Return a part of a figure in dark colors: only colors are replaced, never names."""
+    if isinstance(part, dict):
+        return {own: _darkened(each, own) for own, each in part.items()}
+    if isinstance(part, list):
+        return [_darkened(each, key) for each in part]
+    if not isinstance(part, str):
+        return part
+    if "color" in key or key in ("sequential", "diverging"):
+        return dark_colors().get(part, part)
+    # names are escaped, so a "<" is always markup of tensortap itself
+    return _SPAN.sub(lambda found: dark_colors()[found[0]], part) if key == "text" else part
 
 
 def scale(colors: Sequence[str]) -> list[list[Any]]:
@@ -86,37 +104,36 @@ def scale(colors: Sequence[str]) -> list[list[Any]]:
     return [[i / (len(colors) - 1), color] for i, color in enumerate(colors)]
 
 
-@functools.lru_cache(2)
-def template(name: str) -> Figure:
-    """Return the plotly template of a theme."""
-    theme = theme_of(name)
-    small = {"size": 11, "color": theme.dim}
-    font = {"family": _FONT, "size": 12, "color": theme.ink}
+@functools.cache
+def _template() -> Figure:
+    """Return the plotly template of all figures."""
+    small = {"size": 11, "color": COLORS.dim}
+    font = {"family": _FONT, "size": 12, "color": COLORS.ink}
     axis = {
-        "gridcolor": theme.grid, "linecolor": theme.line, "tickcolor": theme.line,
-        "zerolinecolor": theme.line, "zerolinewidth": 1, "ticks": "outside", "ticklen": 4,
-        "tickfont": small, "title": {"font": {"size": 12, "color": theme.dim}, "standoff": 8},
-        "automargin": True, "spikecolor": theme.dim, "spikethickness": 1, "spikedash": "solid",
+        "gridcolor": COLORS.grid, "linecolor": COLORS.line, "tickcolor": COLORS.line,
+        "zerolinecolor": COLORS.line, "zerolinewidth": 1, "ticks": "outside", "ticklen": 4,
+        "tickfont": small, "title": {"font": {"size": 12, "color": COLORS.dim}, "standoff": 8},
+        "automargin": True, "spikecolor": COLORS.dim, "spikethickness": 1, "spikedash": "solid",
     }  # fmt: skip
     return {
         "layout": {
-            "paper_bgcolor": theme.page, "plot_bgcolor": theme.page, "font": font,
-            "margin": {"l": 52, "r": 16, "t": 44, "b": 44}, "colorway": list(theme.lines),
+            "paper_bgcolor": COLORS.page, "plot_bgcolor": COLORS.page, "font": font,
+            "margin": {"l": 52, "r": 16, "t": 44, "b": 44}, "colorway": list(COLORS.lines),
             "title": {
-                "font": {"size": 14, "color": theme.ink}, "x": 0, "xref": "paper",
+                "font": {"size": 14, "color": COLORS.ink}, "x": 0, "xref": "paper",
                 "xanchor": "left", "pad": {"b": 8},
             },
             "xaxis": axis, "yaxis": axis,
             "hoverlabel": {
-                "bgcolor": theme.hover, "bordercolor": theme.line, "font": font, "align": "left",
-                "namelength": -1,
+                "bgcolor": COLORS.hover, "bordercolor": COLORS.line, "font": font,
+                "align": "left", "namelength": -1,
             },
             "legend": {
                 "orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom",
                 "bgcolor": _CLEAR, "font": small, "itemsizing": "constant",
             },
-            "modebar": {"bgcolor": _CLEAR, "color": theme.line, "activecolor": theme.ink},
-            "colorscale": {"sequential": scale(theme.size), "diverging": scale(theme.sign)},
+            "modebar": {"bgcolor": _CLEAR, "color": COLORS.line, "activecolor": COLORS.ink},
+            "colorscale": {"sequential": scale(COLORS.size), "diverging": scale(COLORS.sign)},
         },
         "data": {"heatmap": [{
             "type": "heatmap",
@@ -125,9 +142,9 @@ def template(name: str) -> Figure:
     }  # fmt: skip
 
 
-def layout(theme: str, **more: Any) -> Figure:
+def layout(**more: Any) -> Figure:
     """Return the layout of a figure."""
-    return {"template": template(theme), "autosize": True, **more}
+    return {"template": _template(), "autosize": True, **more}
 
 
 def note(words: str, x: float, y: float, size: int, color: str, **more: Any) -> dict[str, Any]:
@@ -138,9 +155,14 @@ def note(words: str, x: float, y: float, size: int, color: str, **more: Any) -> 
     }  # fmt: skip
 
 
-def message_figure(words: str, *, theme: str = "light", height: int = 220) -> Figure:
+def colored(words: str, color: str) -> str:
+    """Return markup in a color."""
+    return f'<span style="color:{color}">{words}</span>'
+
+
+def message_figure(words: str, height: int = 220) -> Figure:
     """Return a sentence in place of a figure."""
     hidden = {"visible": False, "fixedrange": True}
-    message = note(text(words, 400), 0.5, 0.5, 14, theme_of(theme).dim)
-    made = layout(theme, height=height, annotations=[message], xaxis=hidden, yaxis=hidden)
+    message = note(text(words, 400), 0.5, 0.5, 14, COLORS.dim)
+    made = layout(height=height, annotations=[message], xaxis=hidden, yaxis=hidden)
     return {"data": [], "layout": {**made, "shapes": [], "meta": {"empty": True}}}

@@ -10,24 +10,24 @@ from numpy.typing import NDArray
 
 from tensortap.core.record import Kind
 from tensortap.page.encoding import Figure, Floats, text, typed
-from tensortap.rooms.figures.figures.panels import (
+from tensortap.rooms.figures.figures.parts import (
     axis_id,
     axis_name,
+    decimate,
+    line_trace,
     log_axis,
+    marks_trace,
     spans_decades,
     step_line,
 )
-from tensortap.rooms.figures.figures.theme import FigureTheme, layout, message_figure, theme_of
-from tensortap.rooms.figures.figures.traces import decimate, line_trace, marks_trace
+from tensortap.rooms.figures.figures.theme import COLORS, layout, message_figure
 from tensortap.table.table import Table
 
 Curves = Mapping[str, tuple[NDArray[np.int64], Floats]]
 
 _MAX_CURVES = 4
-_MAX_NUMBERS = 2
 _MAX_CLICKABLE = 5000  # steps that a click can choose
 _MAX_MARKS = 1000
-_PIXELS = 1000
 
 
 def training_figure(
@@ -37,39 +37,36 @@ def training_figure(
     rank: int | None = None,
     step: int | None = None,
     height: int = 150,
-    theme: str = "light",
 ) -> Figure:
     """Return the training statistics over steps, each on its own scale; `step` is marked.
 
     The first curve has the left axis, the second the right one.
     """
-    curves, ranks = dict(source) if isinstance(source, Mapping) else {}, 1
+    curves, ranks = source, 1
     if isinstance(source, Table):
         curves, ranks = training_curves(source, rank), len(source.ranks()) if rank is None else 1
-    if names is not None:
-        curves = {name: curves[name] for name in names if name in curves}
-    if not curves:
+    assert isinstance(curves, Mapping)
+    chosen = [name for name in (curves if names is None else names) if name in curves]
+    shown = {name: curves[name] for name in chosen[:_MAX_CURVES]}
+    if not shown:
         words = "no training statistics: record them with tracker.step(loss=loss)"
-        return message_figure(words, theme=theme, height=height)
-    colors = theme_of(theme)
-    shown = dict(list(curves.items())[:_MAX_CURVES])
+        return message_figure(words, height)
     made = layout(
-        theme,
         height=height,
         margin={"l": 56, "r": 56 if len(shown) > 1 else 16, "t": 24, "b": 32},
         hovermode="x unified",
         hoverdistance=-1,  # a click anywhere is a click on the nearest step
         xaxis={"showspikes": True, "spikemode": "across", "spikesnap": "cursor", "title": None},
-        legend={"y": 1, "font": {"size": 11, "color": colors.ink}},
+        legend={"y": 1, "font": {"size": 11, "color": COLORS.ink}},
         showlegend=True,
-        shapes=[] if step is None else [step_line(step, "x", colors)],
+        shapes=[] if step is None else [step_line(step)],
         meta={"names": list(shown)},
         yaxis9={"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
     )
     mean_of = f" (mean of {ranks} ranks)" if ranks > 1 else ""
     data: list[dict[str, Any]] = []
     for number, (name, (steps, values)) in enumerate(shown.items()):
-        data += _curve(steps, values, number, name, mean_of, colors)
+        data += _curve(steps, values, number, name, mean_of)
         made[axis_name("y", number)] = _axis(values[np.isfinite(values)], number)
     data.append(_clickable_steps(shown))
     return {"data": data, "layout": made}
@@ -80,7 +77,7 @@ def training_curves(
 ) -> dict[str, tuple[NDArray[np.int64], Floats]]:
     """Return name → steps and values of the training statistics.
 
-    Without any, these are a few of the single numbers that were caught or traced, those with
+    Without any, these are two of the single numbers that were caught or traced, those with
     "loss" in their name first.
     """
     with table.lock:
@@ -95,17 +92,12 @@ def training_curves(
                 names = np.unique(table.name[rows]).tolist()
                 kind_of |= dict.fromkeys((table.names[code] for code in names), kind)
         first = sorted(kind_of, key=lambda name: ("loss" not in name.lower(), name))
-        series = {n: table.series(kind_of[n], n, rank) for n in first[:_MAX_NUMBERS]}
+        series = {name: table.series(kind_of[name], name, rank) for name in first[:2]}
         return {name: (table.step[rows], value[rows]) for name, rows in series.items()}
 
 
 def _curve(
-    steps: NDArray[np.int64],
-    values: Floats,
-    number: int,
-    name: str,
-    mean_of: str,
-    colors: FigureTheme,
+    steps: NDArray[np.int64], values: Floats, number: int, name: str, mean_of: str
 ) -> list[dict[str, Any]]:
     """Return a curve, and marks where it is not finite."""
     finite = np.isfinite(values)
@@ -113,8 +105,8 @@ def _curve(
     # beside a gap, plotly shows the next value: then the text says at which step that is
     hover = "%{y:.5~g}" + ("" if finite.all() else " at %{x}")
     line = line_trace(
-        steps, np.where(finite, values, np.nan), _PIXELS,
-        {"color": colors.lines[number], "width": 1.6}, name=text(name + mean_of),
+        steps, np.where(finite, values, np.nan), 1000,
+        line={"color": COLORS.lines[number], "width": 1.6}, name=text(name + mean_of),
         meta={"name": name}, yaxis=axis, hovertemplate=hover,
     )  # fmt: skip
     if finite.all():
@@ -122,7 +114,7 @@ def _curve(
     at = np.flatnonzero(~finite)[:_MAX_MARKS]
     low = float(values[finite].min()) if finite.any() else 1.0
     marks = marks_trace(
-        steps[at], np.full(len(at), low), colors.nan, yaxis=axis, name="not finite",
+        steps[at], np.full(len(at), low), COLORS.nan, yaxis=axis, name="not finite",
         showlegend=False, hoverinfo="skip",  # the nearest mark may be far away
     )  # fmt: skip
     return [line, marks]
@@ -130,9 +122,13 @@ def _curve(
 
 def _axis(values: Floats, number: int) -> dict[str, Any]:
     log = _all_positive_over_decades(values)
+    fixed: dict[str, Any] = {}
+    if len(values) and values.min() == values.max():  # plotly would show this number ± 1
+        margin = abs(float(values[0])) / 2 or 1.0
+        fixed = {"range": [float(values[0]) - margin, float(values[0]) + margin]}
     return {
         "nticks": 4, "exponentformat": "power", "showgrid": not number,
-        **(log_axis(values, 3) if log else {}),
+        **fixed, **(log_axis(values, 3) if log else {}),
         **({"overlaying": "y", "side": "right", "visible": number == 1} if number else {}),
     }  # fmt: skip
 

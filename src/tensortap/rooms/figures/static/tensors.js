@@ -1,8 +1,8 @@
-// Tensors: a slice of a captured tensor, its values and histogram, or the difference to another.
+// Tensors: a slice of a captured tensor, its values and histogram.
 import { request } from "/static/api.js";
 import {
-  button, bytes, card, copyButton, count, dim, empty, fill, h, kindText, labelled, number, segments,
-  select, setOptions, tools,
+  button, bytes, card, count, dim, empty, fill, h, kindText, labelled, number, select,
+  setOptions, tools,
 } from "/static/dom.js";
 import { clear, draw, listen } from "/static/figure.js";
 import { model, selection } from "/static/model.js";
@@ -18,9 +18,6 @@ const kept = select("Tensor", (value) => {
   const [name, kind] = JSON.parse(value);
   set({ name: [name], kind, ...WHOLE_TENSOR });
 });
-const SUBTRAHENDS = [["", "Values"], ["step", "− step"], ["rank", "− rank"], ["run", "− run"]];
-const minus = segments("Minus", SUBTRAHENDS, (value) => set({ minus: value, zoom: "" }));
-const otherControl = tools();
 const heading = h("div", { class: "tools grow" });
 const zoomOut = button("Whole slice", () => set({ zoom: "" }), { hidden: true });
 const save = h("a", { class: "button", download: "" },
@@ -32,14 +29,13 @@ const histogramCard = h("section", { class: "card figure" }, histogram);
 const split = h("div", { class: "split" }, h("div", { class: "card figure" }, plot),
   h("div", { class: "column" }, axesCard, statsCard, histogramCard));
 const message = card();
-let python = "", drawn = "";
-const bar = tools(heading, zoomOut, save, copyButton(() => python, "Copy as Python"));
+let drawn = "";
+const bar = tools(heading, zoomOut, save);
 
 export const tab = {
   id: "tensors",
   title: "Tensors",
-  mount: (panel) =>
-    panel.append(tools(labelled("Tensor", kept), minus, otherControl), bar, split, message),
+  mount: (panel) => panel.append(tools(labelled("Tensor", kept)), bar, split, message),
   prepare: () => request("tensor_steps", { run: model.run.id }),
 
   async show(state) {
@@ -52,11 +48,10 @@ export const tab = {
         "This run has only statistics. To see tensors, keep some of them:",
         'tap.track(model, tensors=r"^head$")   or   tap.catch(x, "x")');
     }
-    const { leaf, axes: drawnAxes, at, zoom, minus: what, otherstep } = state;
+    const { leaf, axes: drawnAxes, at, zoom } = state;
     const { name, kind } = tensor, { step, theme } = now, rank = now.rank.replace("all", "");
     const parameters = {
-      run: run.id, name, kind, step, rank, leaf, axes: drawnAxes, at, zoom, theme, minus: what,
-      otherstep, otherrank: otherRank(state), other: what === "run" ? state.other : "",
+      run: run.id, name, kind, step, rank, leaf, axes: drawnAxes, at, zoom, theme,
     };
     const key = JSON.stringify([parameters, run.version]);
     if (key === drawn) return;
@@ -96,42 +91,7 @@ function drawTools(all, tensor, state) {
   }
   setOptions(kept, options.length ? options : [["", "none"]], tensor ? key(tensor) : "");
   kept.disabled = !options.length;
-  minus.choose(state.minus);
-  for (const [what, all] of [["rank", model.run.ranks], ["run", model.entries]]) {
-    minus.allow(what, all.length > 1 || state.minus === what, `There is only one ${what}`);
-  }
   zoomOut.hidden = !state.zoom;
-  if (otherControl.dataset.minus !== state.minus) fill(otherControl, otherInput(state.minus));
-  otherControl.dataset.minus = state.minus;
-  const input = otherControl.firstChild;
-  if (state.minus === "step") input.value = state.otherstep;
-  if (state.minus === "rank") {
-    const ranks = model.run.ranks.map((rank) => [String(rank), `rank ${rank}`]);
-    setOptions(input, ranks, otherRank(state));
-  }
-  if (state.minus === "run") {
-    const others = model.entries.filter(({ id }) => id !== model.run.id);
-    const runs = others.map(({ id, title }) => [id, title]);
-    setOptions(input, [["", "choose a run"], ...runs], state.other);
-  }
-}
-
-/** The control for what is subtracted. */
-function otherInput(what) {
-  if (what === "rank") return select("The other rank", (value) => set({ otherrank: value }));
-  if (what === "run") return select("The other run", (value) => set({ other: value }));
-  return what === "step" && h("input", {
-    type: "number", placeholder: "previous step", "aria-label": "The other step",
-    onchange: (event) => set({ otherstep: event.target.value }),
-  });
-}
-
-/** The rank that is subtracted: the chosen one, or the first other one. */
-function otherRank(state) {
-  const ranks = model.run.ranks.map(String);
-  const own = selection(state).rank.replace("all", "") || ranks[0];
-  if (ranks.includes(state.otherrank)) return state.otherrank;
-  return ranks.find((rank) => rank !== own) ?? "";
 }
 
 // -- the slice -----------------------------------------------------------------------------------
@@ -139,7 +99,6 @@ function otherRank(state) {
 async function drawSlice(slice, zoom, step, key) {
   message.hidden = true;
   split.hidden = bar.hidden = false;
-  python = slice.python;
   save.href = slice.download;
   drawHeading(slice, step);
   drawAxes(slice);
@@ -179,7 +138,6 @@ function drawHeading(slice, step) {
   ];
   const isOther = step !== null && slice.step !== step;
   fill(heading, h("h3", {}, slice.name), leaves, dim(facts.filter(Boolean).join(" · ")),
-    slice.minus && h("span", { class: "pill" }, `minus ${slice.minus}`),
     isOther && h("span", { class: "pill truncated" }, `not kept at step ${count(step)}`));
 }
 

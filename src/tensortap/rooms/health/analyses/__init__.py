@@ -1,5 +1,1 @@
-"""Analyses of training steps, by family: ``tap.track(model, opt, analyses=["norms"])``."""
-
-from tensortap.rooms.health.analyses.families import FAMILIES, Chosen, chosen_families
-
-__all__ = ["FAMILIES", "Chosen", "chosen_families"]
+"""Families of analyses of training steps: ``tap.track(model, opt, analyses=["norms"])``."""

@@ -13,22 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.core.record import Kind
-from tensortap.rooms.health.analyses.analysis import Analysis, Give
-from tensortap.rooms.health.analyzing import ModuleOutput, OutputArray
+from tensortap.rooms.health.analyses.analysis import (
+    Analysis,
+    ModuleOutput,
+    OutputArray,
+)
+from tensortap.rooms.health.analyses.numbers import Reals, evenly_spaced
 from tensortap.stats.conversion import as_float64
 from tensortap.stats.summarize import kernel, kernel_code
 
-Reals = NDArray[np.float64]
-
-RANK_ROWS = 32
-"""Rows of which the effective rank is computed, at most; they are evenly spaced."""
-
 _KERNEL_FLOATS = ("float32", "float64", "float16", "bfloat16")
-_WELL_CONDITIONED = 1e-4  # squared singular values: to this ratio their sums are exact enough
-_SQUARES_ARE_SAFE = 1e-100  # from this size on, up to its inverse
-_TINY = 1e-200  # fourth power below which sums lose digits
-_ROUNDING = 1e-28  # variance relative to the squared mean that is rounding alone
-_CENTERED = 0.01  # squared error of the mean, in variances, that no fourth power suffers from
 
 OUTLIER = 6.0
 """An outlier channel is so many times as large as the median channel."""
@@ -67,22 +61,11 @@ class Activations(Analysis):
     They are about the first call of a module in a step; channels are dead if they are 0 in all.
     """
 
-    def __init__(self, give: Give, unseen: dict[str, str]) -> None:
-        super().__init__(give, unseen)
+    def begin(self, model: Any) -> None:
         self._histories: dict[str, ChannelHistory] = {}
-        self._moments: dict[str, LayerMoments] = {}  # of the first call in this step
-        self._zero: dict[str, NDArray[np.bool_]] = {}
+        # of the first call in this step; but `dead` is that of all calls
+        self._moments: dict[str, LayerMoments] = {}
         self._ranks: dict[str, float] = {}
-
-    def detach(self) -> None:
-        super().detach()
-        self._histories.clear()
-        self._forget_step()
-
-    def _forget_step(self) -> None:
-        self._moments.clear()
-        self._zero.clear()
-        self._ranks.clear()
 
     def output(self, seen: ModuleOutput) -> None:
         for each in seen.arrays:
@@ -93,18 +76,13 @@ class Activations(Analysis):
         if first and seen.same_as in self._moments:
             self._moments[seen.name] = self._moments[seen.same_as]
             self._ranks[seen.name] = self._ranks[seen.same_as]
-            self._zero[seen.name] = self._zero[seen.same_as]
             return
         matrix = _matrix(seen.array, seen.channels)
         if first:
-            found = self._moments[seen.name] = layer_moments(matrix)
+            self._moments[seen.name] = layer_moments(matrix)
             self._ranks[seen.name] = effective_rank(matrix)
-            self._zero[seen.name] = found.dead
-        elif seen.name in self._zero and len(self._zero[seen.name]) == matrix.shape[1]:
-            zero = self._zero[seen.name].copy()
-            if zero.any():
-                zero[zero] = ~matrix[:, zero].any(axis=0)
-            self._zero[seen.name] = zero
+        elif (known := self._moments.get(seen.name)) and len(known.dead) == matrix.shape[1]:
+            self._moments[seen.name] = known._replace(dead=_still_zero(matrix, known.dead))
 
     def end_step(self) -> None:
         for name, moments in self._moments.items():
@@ -112,17 +90,22 @@ class Activations(Analysis):
             if history is None or len(history.zero_steps) != len(moments.rms):
                 history = self._histories[name] = ChannelHistory(len(moments.rms))
             numbers = {"kurtosis": moments.kurtosis, "effective_rank": self._ranks[name]}
-            numbers |= history.end_step(self._zero[name], outlier_ratios(moments.rms))
+            numbers |= history.end_step(moments.dead, outlier_ratios(moments.rms))
             self.give(Kind.ACTIVATION, name, numbers)
-        self._forget_step()
+        self._moments.clear()
+        self._ranks.clear()
+
+
+def _still_zero(matrix: NDArray[Any], zero: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which of some channels are 0 in all rows of a matrix; NaN is not 0."""
+    found = zero.copy()
+    if found.any():
+        found[zero] = ~matrix[:, zero].any(axis=0)
+    return found
 
 
 def _matrix(array: NDArray[Any], channels: int) -> NDArray[Any]:
-    """Return an array as a matrix with one column per channel, without a copy where possible.
-
-    >>> _matrix(np.zeros((2, 3, 4, 5)), 1).shape
-    (40, 3)
-    """
+    """Return an array as a matrix with one column per channel, without a copy where possible."""
     moved = np.moveaxis(array, channels, -1)
     return moved.reshape(-1, moved.shape[-1])
 
@@ -139,12 +122,7 @@ class LayerMoments(NamedTuple):
 
 
 def layer_moments(matrix: NDArray[Any]) -> LayerMoments:
-    """Return the moments of a matrix of floats; a normal distribution has a kurtosis of 3.
-
-    >>> found = layer_moments(np.array([[3.0, 0.0, -1.0], [4.0, 0.0, 1.0]]))
-    >>> round(found.kurtosis, 3), found.rms.round(3).tolist(), found.dead.tolist()
-    (1.717, [3.536, 0.0, 1.0], [False, True, False])
-    """
+    """Return the moments of a matrix of floats; a normal distribution has a kurtosis of 3."""
     channels = matrix.shape[1]
     code = kernel_code(matrix.dtype) if matrix.dtype.name in _KERNEL_FLOATS else None
     if not matrix.size:
@@ -153,10 +131,7 @@ def layer_moments(matrix: NDArray[Any]) -> LayerMoments:
     if code is not None and matrix.strides[1] == matrix.itemsize:
         found = _by_kernel(matrix, code)
     kurtosis, rms = _by_numpy(matrix) if found is None else found
-    dead = rms == 0
-    if dead.any():  # squares may underflow, and NaN is not 0
-        dead[dead] = ~matrix[:, dead].any(axis=0)
-    return LayerMoments(kurtosis, rms, dead)
+    return LayerMoments(kurtosis, rms, _still_zero(matrix, rms == 0))  # squares may underflow
 
 
 def _by_kernel(matrix: NDArray[Any], code: int) -> tuple[float, Reals] | None:
@@ -178,7 +153,7 @@ def _by_kernel(matrix: NDArray[Any], code: int) -> tuple[float, Reals] | None:
         n = matrix.size
         delta, m2, m3, m4 = p1 / n, p2 / n, p3 / n, p4 / n
         variance = m2 - delta * delta
-        if delta * delta <= _CENTERED * variance and m4 > _TINY:
+        if delta * delta <= 0.01 * variance:  # near enough to the mean to cost no digits
             fourth = m4 - 4 * delta * m3 + 6 * delta * delta * m2 - 3 * delta**4
             return _ratio(fourth, variance, shift + delta), np.sqrt(squares / rows)
         shift += delta
@@ -187,36 +162,24 @@ def _by_kernel(matrix: NDArray[Any], code: int) -> tuple[float, Reals] | None:
 
 def _ratio(fourth: float, variance: float, mean: float) -> float:
     """Return the kurtosis; nan if all values are equal, up to rounding."""
-    return fourth / variance**2 if variance > _ROUNDING * mean * mean else math.nan
+    return fourth / variance**2 if variance > 1e-28 * mean * mean else math.nan
 
 
 def _by_numpy(matrix: NDArray[Any]) -> tuple[float, Reals]:
     values = as_float64(np.ascontiguousarray(matrix))
     finite = np.isfinite(values)
     values = np.where(finite, values, 0.0)
-    scale = _power_above(values)  # fourth powers stay within float64
-    values = values / scale
     count, of_channel = finite.sum(), np.maximum(finite.sum(axis=0), 1)
     with np.errstate(all="ignore"):
         mean = values.sum() / count
         d2 = np.where(finite, values - mean, 0.0) ** 2
         kurtosis = _ratio(float((d2 * d2).sum() / count), float(d2.sum() / count), float(mean))
-        rms: Reals = np.sqrt((values * values).sum(axis=0) / of_channel) * scale
+        rms: Reals = np.sqrt((values * values).sum(axis=0) / of_channel)
     return kurtosis, rms
 
 
-def _power_above(values: Reals) -> float:
-    """Return the power of two above all magnitudes, by which a division is exact."""
-    largest = float(np.abs(values).max(initial=0.0))
-    return 2.0 ** min(math.frexp(largest)[1], 1023) if largest else 1.0
-
-
 def outlier_ratios(rms: Reals) -> Reals:
-    """Return the size of each channel relative to the median of all channels that are not 0.
-
-    >>> outlier_ratios(np.array([1.0, 2.0, 0.0, 60.0, 2.0])).tolist()
-    [0.5, 1.0, 0.0, 30.0, 1.0]
-    """
+    """Return the size of each channel relative to the median of all channels that are not 0."""
     alive = np.sort(rms[rms > 0])
     if not len(alive):
         return np.zeros_like(rms)
@@ -229,35 +192,16 @@ def effective_rank(matrix: NDArray[Any]) -> float:
 
     It is 1 if all rows point in one direction, and at most the number of rows or columns. It is
     nan if a value is not finite, and 0 if all are 0.
-
-    >>> round(effective_rank(np.eye(5)), 9), round(effective_rank(np.ones((9, 4))), 9)
-    (5.0, 1.0)
     """
-    picked = evenly_spaced(len(matrix), RANK_ROWS)
-    sample = as_float64(np.ascontiguousarray(matrix[picked]))
-    largest = max(float(sample.max(initial=0.0)), -float(sample.min(initial=0.0)))
-    if not math.isfinite(largest):
+    sample = as_float64(np.ascontiguousarray(matrix[evenly_spaced(len(matrix), 32)]))
+    if not np.isfinite(sample).all():
         return math.nan
-    if not _SQUARES_ARE_SAFE < largest < 1 / _SQUARES_ARE_SAFE:
-        sample = sample / _power_above(sample)
     sizes = _singular_values(sample)
     total = sizes.sum()
     if not total:
         return 0.0
     share = sizes[sizes > 0] / total
     return math.exp(-float((share * np.log(share)).sum()))
-
-
-def evenly_spaced(count: int, most: int) -> NDArray[np.int64]:
-    """Return at most so many of `count` indices, the first and the last one among them.
-
-    >>> evenly_spaced(9, 3).tolist(), evenly_spaced(2, 3).tolist()
-    ([0, 4, 8], [0, 1])
-    """
-    if count <= most:
-        return np.arange(count)
-    spaced: NDArray[np.int64] = (np.arange(most) * (count - 1)) // (most - 1)
-    return spaced
 
 
 def _singular_values(matrix: Reals) -> Reals:
@@ -268,7 +212,7 @@ def _singular_values(matrix: Reals) -> Reals:
     if matrix.shape[0] > matrix.shape[1]:
         matrix = matrix.T
     squares: Any = np.linalg.eigvalsh(matrix @ matrix.T)
-    if squares[0] > _WELL_CONDITIONED * squares[-1]:
+    if squares[0] > 1e-4 * squares[-1]:
         return np.asarray(np.sqrt(squares), np.float64)
     triangle: Any = np.linalg.qr(matrix.T, mode="r")
     return np.asarray(np.linalg.svd(triangle, compute_uv=False), np.float64)

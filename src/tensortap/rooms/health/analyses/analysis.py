@@ -1,34 +1,85 @@
-"""The base class of analyses, and memory for copies from one observed step to the next."""
+"""The base class of analyses, and what they are told about a step.
+
+Hooks speak only on steps that are observed. Parameters and gradients are NumPy arrays over the
+memory of this rank's part, valid during the call: whoever wants to keep one copies it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.core.record import Kind
-from tensortap.rooms.health.analyzing import ModelFacts, StepListener
-
-LARGEST = 1 << 30
-"""Bytes of copies that one analysis holds."""
+from tensortap.rooms.health.analyses.numbers import squares
 
 Give = Callable[[Kind, str, Mapping[str, float], str], None]
 
 
-class Analysis(StepListener):
+class OutputArray(NamedTuple):
+    """A tensor in the output of a module, as an array over its memory.
+
+    `channels` is the dimension that has the channels. `same_as` is the name under which the same
+    tensor has just been seen, as where a container returns what its last module returned.
+    """
+
+    name: str
+    array: NDArray[Any]
+    channels: int
+    same_as: str = ""
+
+
+class ModuleOutput(NamedTuple):
+    """One call of a module in a forward pass, and the tensors that it returned."""
+
+    name: str
+    module: Any
+    call: int  # within the step
+    arrays: tuple[OutputArray, ...]
+
+
+class TrainedParameter(NamedTuple):
+    """A parameter and its gradient, if it has one; `placements` if they are shards."""
+
+    name: str
+    value: NDArray[Any]
+    gradient: NDArray[Any] | None = None
+    placements: str = ""
+
+
+class TrainedParameters(list[TrainedParameter]):
+    """Parameters at one moment; what several analyses need of them is computed once."""
+
+    @functools.cached_property
+    def gradient_squares(self) -> dict[str, float]:
+        """Sums of the squares of gradients, by name."""
+        found = {each.name: each.gradient for each in self if each.gradient is not None}
+        return dict(zip(found, squares(list(found.values())), strict=True))
+
+
+class Analysis:
     """Computes numbers in the steps that are observed; subclasses override what they listen to.
 
     `give` takes the numbers about a name, such as ``{"weight_norm": 2.5}``. They are recorded one
     by one, and are columns of the row of the LogFrame that has this kind and name. `unseen` takes
-    names that cannot be analyzed, and why.
+    names that cannot be analyzed, and why. `title` is the name of the model itself, `replicas` the
+    number of ranks that average their gradients.
     """
 
-    def __init__(self, give: Give, unseen: dict[str, str]) -> None:
+    def __init__(
+        self, give: Give, unseen: dict[str, str], model: Any, title: str, replicas: int
+    ) -> None:
         self._give = give
         self.unseen = unseen
-        self.facts = ModelFacts(None, "")
+        self._title = title
+        self.replicas = replicas
+        self.begin(model)
+
+    def begin(self, model: Any) -> None:
+        """Begin with a model: forget everything."""
 
     def give(
         self, kind: Kind, name: str, numbers: Mapping[str, float], placements: str = ""
@@ -38,50 +89,36 @@ class Analysis(StepListener):
 
     def give_model(self, numbers: Mapping[str, float], placements: str = "") -> None:
         """Record numbers about the whole model: ``model.grad_norm``."""
-        self._give(Kind.METRIC, self.facts.title, numbers, placements)
+        self._give(Kind.METRIC, self._title, numbers, placements)
 
-    def attach(self, facts: ModelFacts) -> None:
-        """Begin with a model."""
-        self.facts = facts
+    def output(self, seen: ModuleOutput) -> None:
+        """Take the output of a module."""
 
-    def detach(self) -> None:
-        """Let go of everything."""
-        self.facts = ModelFacts(None, "")
+    def attention(self, name: str, logits: NDArray[np.float64]) -> None:
+        """Take logits of the attention in a module: sequence, head, query, key.
 
-
-class Copies:
-    """Memory for `times` copies of each array, by name, as long as there is room."""
-
-    def __init__(self, times: int = 1) -> None:
-        self._times = times
-        self._memory: dict[str, NDArray[Any]] = {}
-        self._nbytes = 0
-
-    def of(self, name: str, like: NDArray[Any]) -> tuple[NDArray[Any] | None, bool]:
-        """Return memory for copies of an array, and whether it is that of the last time.
-
-        None if there is no room.
+        They are those of a few queries; -inf stands for keys that a query does not see.
         """
-        known = self._memory.get(name)
-        if known is not None and known.shape[1:] == like.shape and known.dtype == like.dtype:
-            return known, True
-        if known is not None:
-            self._nbytes -= self._memory.pop(name).nbytes
-        if self._nbytes + self._times * like.nbytes > LARGEST:
-            return None, False
-        made = self._memory[name] = np.empty((self._times, *like.shape), like.dtype)
-        self._nbytes += made.nbytes
-        return made, False
 
-    def clear(self) -> None:
-        """Let go of all copies."""
-        self._memory.clear()
-        self._nbytes = 0
+    def gradient(self, name: str, gradient: NDArray[Any] | None) -> None:
+        """Take what one backward pass adds to a gradient, before replicas average it.
+
+        None says that this will be the whole gradient after the pass: nobody has to read it twice.
+        """
+
+    def after_backward(self, found: TrainedParameters) -> None:
+        """Take all parameters after a backward pass: before anything clips their gradients."""
+
+    def before_update(self, found: TrainedParameters) -> None:
+        """Take the parameters of an optimizer before its step; with a closure, no gradients."""
+
+    def after_update(self, found: TrainedParameters) -> None:
+        """Take the parameters of an optimizer after its step."""
+
+    def end_step(self) -> None:
+        """End the step."""
 
 
-def beyond() -> str:
-    """Say that there is no room for all copies."""
-    return (
-        f"copies are bounded to {LARGEST >> 20} MiB, and some parameters are beyond: "
-        "include= selects others"
-    )
+def joined(placements: Iterable[str]) -> str:
+    """Return the placements of several tensors as one text; those of whole tensors are empty."""
+    return " ".join(sorted({*placements} - {""}))

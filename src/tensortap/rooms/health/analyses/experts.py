@@ -8,15 +8,19 @@ number of experts and of choices, and a child with one output per expert.
 from __future__ import annotations
 
 import math
+import statistics
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.core.record import Kind
-from tensortap.rooms.health.analyses.analysis import Analysis, Give
-from tensortap.rooms.health.analyses.attention import head_statistics
-from tensortap.rooms.health.analyzing import ModelFacts, ModuleOutput, OutputArray
+from tensortap.rooms.health.analyses.analysis import (
+    Analysis,
+    ModuleOutput,
+    OutputArray,
+)
+from tensortap.rooms.health.analyses.numbers import head_statistics
 from tensortap.stats.conversion import as_float64
 
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "n_experts")
@@ -29,7 +33,7 @@ class RouterFacts(NamedTuple):
 
     experts: int
     choices: int
-    bounded: bool = False  # an expert takes so many tokens, and the others are dropped
+    capacity: int  # if an expert takes so many tokens, and the others are dropped; else 0
 
 
 class Routing(NamedTuple):
@@ -52,10 +56,6 @@ def routing(logits: NDArray[np.float64], chosen: NDArray[Any]) -> Routing:
 
     `logits` are (token, expert). `chosen` are the experts of each token, of which those outside
     of the range are dropped; or, as booleans, whether an expert processes a token.
-
-    >>> found = routing(np.zeros((4, 2)), np.array([[0], [0], [1], [2]]))
-    >>> found.tokens.tolist(), found.dropped, round(found.entropy, 3)
-    ([2, 1], 0.25, 0.693)
     """
     count, experts = logits.shape
     if chosen.dtype == np.bool_:
@@ -76,39 +76,19 @@ def routing(logits: NDArray[np.float64], chosen: NDArray[Any]) -> Routing:
     )
 
 
-def top_experts(logits: NDArray[np.float64], per_token: int) -> NDArray[np.int64]:
-    """Return the experts with the largest logits of each token.
-
-    >>> top_experts(np.array([[0.1, 0.3, 0.2]]), 2).tolist()
-    [[2, 1]]
-    """
-    found: NDArray[np.int64] = np.argsort(logits, axis=-1, kind="stable")[:, -per_token:]
-    return found
-
-
 class Experts(Analysis):
     """Tokens per expert, share of dropped ones, entropy and size of the logits of routers."""
 
-    def __init__(self, give: Give, unseen: dict[str, str]) -> None:
-        super().__init__(give, unseen)
+    def begin(self, model: Any) -> None:
         self._linear: dict[int, RouterFacts] = {}  # by the identity of a module
         self._found: dict[str, list[Routing]] = {}
         self._bounded: set[str] = set()
-
-    def attach(self, facts: ModelFacts) -> None:
-        super().attach(facts)
-        for module in facts.model.modules():
+        for module in model.modules():
             found = _router_facts(module)
             if found.experts and found.choices:
                 for child in module.children():
                     if vars(child).get("out_features") == found.experts:
                         self._linear[id(child)] = found
-
-    def detach(self) -> None:
-        super().detach()
-        self._linear.clear()
-        self._found.clear()
-        self._bounded.clear()
 
     def output(self, seen: ModuleOutput) -> None:
         linear = self._linear.get(id(seen.module))
@@ -121,38 +101,33 @@ class Experts(Analysis):
         if chosen is None:
             if linear is None:
                 return  # only its choices would make it a router
-            chosen = top_experts(values, facts.choices)
+            chosen = np.argsort(values, axis=-1, kind="stable")[:, -facts.choices :]
         found = routing(values, chosen)
         self._found.setdefault(logits.name, []).append(found)
-        if facts.bounded or found.dropped:
+        if facts.capacity or found.dropped:
             self._bounded.add(logits.name)
 
     def end_step(self) -> None:
         for name, calls in self._found.items():
             tokens = np.sum([each.tokens for each in calls], axis=0)
             numbers = {
-                "router_entropy": _mean([each.entropy for each in calls]),
+                "router_entropy": statistics.fmean(each.entropy for each in calls),
                 "router_logit_max": max(each.logit_max for each in calls),
-                "router_logit_rms": _mean([each.logit_rms for each in calls]),
-                "load_entropy": _mean([each.load_entropy for each in calls]),
+                "router_logit_rms": statistics.fmean(each.logit_rms for each in calls),
+                "load_entropy": statistics.fmean(each.load_entropy for each in calls),
                 "busiest_share": float(tokens.max() / max(tokens.sum(), 1)),
                 "idle_experts": int((tokens == 0).sum()),
             }
             if name in self._bounded:
-                numbers["dropped_share"] = _mean([each.dropped for each in calls])
+                numbers["dropped_share"] = statistics.fmean(each.dropped for each in calls)
             numbers |= {f"tokens_{i}": int(each) for i, each in enumerate(tokens)}
             self.give(Kind.ACTIVATION, name, numbers)
         self._found.clear()
 
 
-def _mean(numbers: list[float]) -> float:
-    return float(np.mean(numbers))
-
-
 def _router_facts(module: Any) -> RouterFacts:
-    return RouterFacts(
-        _number(module, _EXPERTS), _number(module, _CHOICES), _number(module, _CAPACITY) > 0
-    )
+    found = (_number(module, names) for names in (_EXPERTS, _CHOICES, _CAPACITY))
+    return RouterFacts(*found)
 
 
 def _number(module: Any, names: tuple[str, ...]) -> int:

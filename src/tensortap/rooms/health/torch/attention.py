@@ -1,7 +1,8 @@
-"""The logits of attention in a torch model, where it calls `scaled_dot_product_attention`.
+"""The family ``attention``: how large logits get, and how far attention is spread.
 
-That function never has them in memory: they are computed again, for some queries. A mode of
-``__torch_function__`` sees its arguments. It is active in the forward passes that are observed.
+`scaled_dot_product_attention` never has the logits in memory: they are computed again, for some
+queries of each head. A mode of ``__torch_function__`` sees its arguments. It is active in the
+forward passes that are observed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,23 +18,50 @@ from numpy.typing import NDArray
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
-from tensortap.rooms.health.analyses.attention import (
-    QuerySample,
-    attention_logits,
-    causal_mask,
-    sample_queries,
+from tensortap.core.record import Kind
+from tensortap.rooms.health.analyses.analysis import Analysis, ModuleOutput
+from tensortap.rooms.health.analyses.numbers import (
+    HeadStatistics,
+    Reals,
+    evenly_spaced,
+    head_statistics,
 )
-from tensortap.rooms.health.torch.host import host_view, is_here, is_readable
+from tensortap.rooms.health.torch.reading import host_view, is_here, is_readable
 from tensortap.rooms.track.torch.hooks import ModuleHook, hook_module
 from tensortap.stats.conversion import as_float64
 from tensortap.values.torch import private, private_compiler
-
-Reals = NDArray[np.float64]
 
 COMPILED = "attention in models with compiled parts is not analyzed"
 MULTIHEAD = "attention in models with nn.MultiheadAttention is not analyzed"
 UNREADABLE = "the queries and keys of attention that the host cannot read are not analyzed"
 _ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+
+
+class AttentionHeads(Analysis):
+    """The largest logit and the mean entropy per head, over all calls of a module in a step."""
+
+    def begin(self, model: Any) -> None:
+        self._heads: dict[str, list[HeadStatistics]] = {}
+        self._rows: dict[str, str] = {}  # module → its first tensor, which has a row
+
+    def attention(self, name: str, logits: Reals) -> None:
+        self._heads.setdefault(name, []).append(head_statistics(logits))
+
+    def output(self, seen: ModuleOutput) -> None:
+        if seen.arrays:
+            self._rows[seen.name] = seen.arrays[0].name
+
+    def end_step(self) -> None:
+        for name, calls in self._heads.items():
+            alike = [each for each in calls if len(each.entropy) == len(calls[0].entropy)]
+            largest = np.max([each.max_logit for each in alike], axis=0)
+            entropy = np.mean([each.entropy for each in alike], axis=0)
+            numbers = {"max_logit": float(largest.max()), "entropy": float(entropy.mean())}
+            for head in range(len(entropy)):
+                numbers[f"max_logit_{head}"] = float(largest[head])
+                numbers[f"entropy_{head}"] = float(entropy[head])
+            self.give(Kind.ACTIVATION, self._rows.get(name, name), numbers)
+        self._heads.clear()
 
 
 class _AttentionMode(TorchFunctionMode):  # type: ignore[misc]  # no types
@@ -108,6 +136,38 @@ def _compiled_graphs() -> int:
     return private_compiler.compiled_graphs() if loaded else 0
 
 
+class QuerySample(NamedTuple):
+    """The indices of sequences and of positions in them whose queries are looked at."""
+
+    sequences: NDArray[np.int64]
+    positions: NDArray[np.int64]
+
+
+def sample_queries(sequences: int, length: int) -> QuerySample:
+    """Return which 64 queries of a head are looked at, of up to 4 sequences."""
+    picked = evenly_spaced(sequences, 4)
+    return QuerySample(picked, evenly_spaced(length, 64 // max(len(picked), 1)))
+
+
+def attention_logits(
+    queries: Reals, keys: Reals, scale: float, mask: NDArray[Any] | None = None
+) -> Reals:
+    """Return the logits as the softmax gets them: sequence, head, query, key.
+
+    `queries` are (sequence, head, query, width), `keys` (sequence, head, key, width); several heads
+    of queries in a row may share a head of keys. A `mask` of booleans says which keys are seen, one
+    of numbers is added; -inf stands for a key that is not seen.
+    """
+    batch, heads, length, width = queries.shape
+    shared = keys.shape[1]
+    grouped = queries.reshape(batch, shared, heads // shared * length, width)
+    products = np.matmul(grouped, keys.transpose(0, 1, 3, 2)) * scale
+    logits: Reals = products.reshape(batch, heads, length, keys.shape[2])
+    if mask is None:
+        return logits
+    return np.where(mask, logits, -np.inf) if mask.dtype == np.bool_ else logits + mask
+
+
 def logits_of(given: dict[str, Any]) -> Reals | None:
     """Return the logits of some queries of a call; None if the host cannot read them."""
     query, key, mask = given["query"], given["key"], given.get("attn_mask")
@@ -117,7 +177,7 @@ def logits_of(given: dict[str, Any]) -> Reals | None:
     sample = sample_queries(queries.shape[0], queries.shape[2])
     seen: NDArray[Any] | None = None
     if given.get("is_causal"):
-        seen = causal_mask(sample.positions, keys.shape[2])
+        seen = np.arange(keys.shape[2]) <= sample.positions[:, None]
     elif mask is not None:
         whole = _four(torch.broadcast_to(mask, (*query.shape[:-1], key.shape[-2])))
         seen = _picked(whole, sample)

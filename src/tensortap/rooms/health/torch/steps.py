@@ -8,36 +8,35 @@ parameters of an optimizer, so three of them are watched.
 from __future__ import annotations
 
 import functools
+import operator
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import unserializable_hook
 
-from tensortap.rooms.health.step_facts import ParameterFacts, StepFacts
-from tensortap.rooms.health.torch.passes import (
-    PassWatch,
-    is_checked,
-    is_readable,
-    sample,
-)
+from tensortap.rooms.health.steps import ParameterFacts, StepFacts
+from tensortap.rooms.health.torch.passes import PassWatch, is_checked
+from tensortap.rooms.health.torch.reading import is_plain, sample
 from tensortap.rooms.health.torch.structure import (
-    TiedParameters,
-    UnregisteredParameters,
+    Unregistered,
     initial_weights,
+    left_out,
     repeated_layers,
+    tied_names,
+    unregistered_parameters,
+    untied,
 )
-from tensortap.rooms.track.observing import TrackObserver
-from tensortap.rooms.track.torch.hooks import ModuleHook, hook_module
-from tensortap.rooms.track.torch.optimizers import before_zero_grad, parameters_of
+from tensortap.rooms.track.observer import Observer
+from tensortap.rooms.track.torch.hooks import BreakingHook, ModuleHook, hook_module
+from tensortap.rooms.track.torch.optimizers import before_zero_grad, hook_step, parameters_of
 from tensortap.rooms.track.torch.track import TrackedModule
-from tensortap.values.torch.private import backward_pass, version_of, versions_of
+from tensortap.values.torch.private import backward_pass, version_of
 from tensortap.values.torch.tensors import quiet
 
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
-_LOOK_UP = 10  # steps after which parameters are looked up again, if nobody else does
-_NOISE = 0.01  # of the largest gradient
 _WITH_MODES = (
     *_DROPOUT, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
 )  # fmt: skip
@@ -54,7 +53,7 @@ class _Version:
         """Return whether this is the gradient, changed in place since, and not to 0."""
         if gradient is None or self._tensor() is not gradient or self.is_at(gradient):
             return False
-        return is_readable(gradient) and bool(sample(gradient).any())
+        return is_plain(gradient) and bool(sample(gradient).any())
 
     def is_at(self, gradient: torch.Tensor | None, changes: int = 0) -> bool:
         """Return whether this is the gradient, changed in place so many times since."""
@@ -66,11 +65,9 @@ class _Version:
 class _WatchedGradient:
     """The gradient of one parameter, between two steps of its optimizer."""
 
-    def __init__(self, parameter: nn.Parameter, guarded: Callable[..., None]) -> None:
+    def __init__(self, parameter: nn.Parameter) -> None:
         self._parameter = weakref.ref(parameter)
-        self._guarded = guarded
-        self._hook: Any = None  # that sees what is added to the gradient
-        self._new: torch.Tensor | None = None  # a sample of that
+        self._new: torch.Tensor | None = None  # a sample of what is added to the gradient
         self._computed = 0  # times since the last step
         self._discarded = self._carried = False
         self.late = False  # changed after the step has used it
@@ -85,33 +82,28 @@ class _WatchedGradient:
         # whatever zeroes a gradient in place counts as a change of its own
         before = self._latest if self._computed else self._used
         kept = before is not None and before.is_at(gradient, changes=1)
-        if kept and not self._computed and is_readable(gradient):
+        if kept and not self._computed and is_plain(gradient):
             kept = self._is_sum(gradient)
         self._carried = kept and (self._carried or not self._computed)
         self._computed += 1
         self._discarded = False
         self._latest = _Version(gradient)
 
+    def on_new(self, gradient: torch.Tensor) -> None:
+        """Note what is about to be added to the gradient, if that is the one of the last step."""
+        before = self._used if not self._computed else None
+        looks = before is not None and before.is_at(self._gradient()) and is_plain(gradient)
+        with quiet():
+            self._new = sample(gradient) if looks else None
+
     def _is_sum(self, gradient: torch.Tensor) -> bool:
-        """Return whether a gradient is more than what was added last; False until that is seen.
+        """Return whether a gradient is more than what was added last.
 
         ``grad.data.zero_()`` leaves no trace in the version of a gradient.
         """
-        parameter = self._parameter()
-        if self._hook is None and parameter is not None:
-            look = functools.partial(self._guarded, self._on_new)
-            self._hook = parameter.register_hook(torch.utils.hooks.unserializable_hook(look))
         new, self._new = self._new, None
         with quiet():
             return new is not None and not torch.equal(new, sample(gradient))
-
-    def _on_new(self, gradient: torch.Tensor) -> None:
-        with quiet():
-            self._new = sample(gradient) if is_readable(gradient) else None
-
-    def close(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
 
     def on_zeroed(self) -> None:
         """Note that the optimizer is about to zero the gradient."""
@@ -142,51 +134,21 @@ class StepHooks:
     """Hooks that hand the facts of each step of a tracked model to `check`."""
 
     def __init__(
-        self, tracked: TrackedModule, observer: TrackObserver, check: Callable[[StepFacts], None]
+        self, tracked: TrackedModule, observer: Observer, check: Callable[[StepFacts], None]
     ) -> None:
-        self._observer, self._check = observer, check
-        self._steps = StepWatch(tracked, self._guarded)
-
-    def attach(self) -> None:
-        self._steps.attach()
-
-    def detach(self) -> None:
-        if self._steps.has_evaluated:  # after the last step
-            self._guarded(self._end_step, True)
-        self._steps.detach()
-
-    def end_step(self) -> None:
-        self._end_step(self._observer.capturing)
-
-    def _end_step(self, looked_up: bool) -> None:
-        self._check(self._steps.end_step(self._observer.step_number, looked_up))
-
-    def _guarded(self, look: Callable[..., object], *args: Any) -> None:
-        try:
-            look(*args)
-        except Exception as error:
-            self._observer.fault("training step", error)
-
-
-class StepWatch:
-    """Watches what happens to the parameters of a model in a step."""
-
-    def __init__(self, tracked: TrackedModule, guarded: Callable[..., None]) -> None:
-        self._root = root = tracked.root
-        self._passes = PassWatch(root, guarded)
+        self._tracked, self._observer, self._check = tracked, observer, check
+        self._root = tracked.root
+        self._passes = PassWatch(tracked.root, self._guarded)
         inner = (each.optimizer for each in tracked.optimizers if not each.wraps)
         self._optimizers = [each for each in inner if isinstance(each, torch.optim.Optimizer)]
-        self._parameters = tracked.parameters
-        self._uncalled = tracked.uncalled
-        self._guarded = guarded
         self._undo: list[Callable[[], object]] = []
         self._watched: dict[int, list[_WatchedGradient]] = {}  # by id of the optimizer
         self._versions: dict[str, tuple[int, int]] = {}  # id and version after the last step
         self._before: list[int] = []
         self._samples: dict[int, torch.Tensor] = {}  # by id of a parameter, before a step
         self._number = 0  # of the step since tracking began
-        self._ties: TiedParameters | None = None
-        self._unregistered: UnregisteredParameters | None = None
+        self._ties: list[list[str]] = []
+        self._unregistered: Unregistered = {}
         self._initial: dict[str, Any] = {}  # facts that are given once
         self._has_modes = False
         self._forget()
@@ -195,61 +157,67 @@ class StepWatch:
         self._steps = 0
         self._discarded = self._carried = self._repeated = self._late = False
         self._optimized: set[int] = set()  # ids of parameters that an optimizer changed
+        self._trainable: set[int] = set()  # those of them that required gradients then
         self._stuck: dict[int, bool] = {}
         self._with_gradient: set[int] = set()
         self._dropout: dict[str, None] = {}
 
+    def _guarded(self, look: Callable[..., object], *args: Any) -> None:
+        try:
+            look(*args)
+        except Exception as error:
+            self._observer.fault("training step", error)
+
     def attach(self) -> None:
+        parameters = self._tracked.parameters(True)
         if not self._number:
-            parameters = self._parameters(True)
             self._initial = {
                 "initial": tuple(initial_weights(self._root, parameters, self._trained())),
                 "repeated_layers": repeated_layers(self._root),
             }
-            self._ties = TiedParameters(self._root)
-            self._unregistered = UnregisteredParameters(self._root)
-        self._versions = _versions_of(self._parameters(True))
+            self._ties = tied_names(self._root)
+            self._unregistered = unregistered_parameters(self._root)
+        self._versions = _versions_of(parameters)
         self._has_modes = any(isinstance(each, _WITH_MODES) for each in self._root.modules())
         for name, module in self._root.named_modules():
             if isinstance(module, _DROPOUT):
                 hook = ModuleHook(functools.partial(self._guarded, self._on_dropout, name))
                 self._undo.append(hook_module(module, hook, before=True))
-        self._passes.attach()
+        self._undo += self._passes.attach()
         for optimizer in self._optimizers:
-            hooks = {
-                optimizer.register_step_pre_hook: self._before_step,
-                optimizer.register_step_post_hook: self._after_step,
-            }
-            for register, look in hooks.items():
-                self._undo.append(register(functools.partial(self._guarded, look)).remove)
-            self._undo.append(
-                before_zero_grad(optimizer, functools.partial(self._guarded, self._on_zero_grad))
-            )
-            trained = [p for p in parameters_of(optimizer) if p.requires_grad]
-            chosen = {
-                id(p): p for p in (*trained[:1], *trained[len(trained) // 2 :][:1], *trained[-1:])
-            }
-            watched = self._watched[id(optimizer)] = []
-            for parameter in chosen.values():
-                gradient = _WatchedGradient(parameter, self._guarded)
-                watched.append(gradient)
-                look = functools.partial(self._guarded, self._on_computed, gradient)
-                self._undo.append(parameter.register_post_accumulate_grad_hook(look).remove)
+            self._attach_to(optimizer)
 
-    @property
-    def has_evaluated(self) -> bool:
-        """Return whether this step called the model without gradients or in ``eval()`` mode."""
-        return bool(self._dropout or self._passes.has_evaluated)
+    def _attach_to(self, optimizer: torch.optim.Optimizer) -> None:
+        before, after, zeroed = (
+            functools.partial(self._guarded, look)
+            for look in (self._before_step, self._after_step, self._on_zero_grad)
+        )
+        missed = functools.partial(self._observer.unseen.__setitem__, "optimizer")
+        self._undo += hook_step(optimizer, before, after, missed)
+        self._undo.append(before_zero_grad(optimizer, zeroed, missed))
+        trained = [p for p in parameters_of(optimizer) if p.requires_grad]
+        places = {0, len(trained) // 2, len(trained) - 1} if trained else ()
+        watched = self._watched[id(optimizer)] = []
+        for place in places:
+            gradient = _WatchedGradient(trained[place])
+            watched.append(gradient)
+            hooks = gradient.on_new, functools.partial(self._on_computed, gradient)
+            added, look = (
+                BreakingHook(functools.partial(self._guarded, hook), missed) for hook in hooks
+            )
+            self._undo += [
+                trained[place].register_hook(unserializable_hook(added)).remove,
+                trained[place].register_post_accumulate_grad_hook(look).remove,
+            ]
 
     def _trained(self) -> set[int]:
         return {id(p) for each in self._optimizers for p in parameters_of(each)}
 
     def detach(self) -> None:
+        if self._dropout or self._passes.has_evaluated:  # after the last step
+            self._guarded(self._end_step, True)
         while self._undo:
             self._guarded(self._undo.pop())
-        self._passes.detach()
-        for gradient in (each for watched in self._watched.values() for each in watched):
-            gradient.close()
         self._watched.clear()
         self._versions.clear()
         self._forget()
@@ -301,6 +269,8 @@ class StepWatch:
         ):
             if now != before:
                 self._optimized.add(id(parameter))
+                if parameter.requires_grad:  # it may be frozen until the end of the step
+                    self._trainable.add(id(parameter))
         if self._samples:
             with quiet():
                 for parameter in parameters:
@@ -310,19 +280,23 @@ class StepWatch:
 
     # -- its end -------------------------------------------------------------------------
 
-    def end_step(self, step: int, looked_up: bool) -> StepFacts:
-        """Return the facts of the step, and begin the next one.
+    def end_step(self) -> None:
+        self._end_step(self._observer.capturing)
 
-        `looked_up` says that the names of the parameters are those of now.
+    def _end_step(self, looked_up: bool) -> None:
+        """Hand over the facts of the step, and begin the next one.
+
+        `looked_up` says that the names of the parameters are those of now; else they are looked up
+        every tenth step.
         """
-        parameters = self._parameters(not looked_up and self._number % _LOOK_UP == 0)
-        versions, uncalled = _versions_of(parameters), self._uncalled()
+        parameters = self._tracked.parameters(not looked_up and self._number % 10 == 0)
+        versions, uncalled = _versions_of(parameters), self._tracked.uncalled()
         optimized = self._trained()
         found = tuple(
             ParameterFacts(
                 name,
-                parameter.requires_grad,
-                (number := id(parameter)) in optimized,
+                (number := id(parameter)) in self._trainable or parameter.requires_grad,
+                number in optimized,
                 not uncalled or name.rpartition(".")[0] not in uncalled,
                 number in self._with_gradient or parameter.grad is not None,
                 self._versions.get(name) != versions[name],
@@ -332,9 +306,15 @@ class StepWatch:
             for name, parameter in parameters.items()
         )
         groups = [group for each in self._optimizers for group in each.param_groups]
-        passes, precision = self._passes.end_step()
+        structure: dict[str, Any] = {}
+        if is_checked(self._number):
+            structure = {
+                "untied": untied(self._root, self._ties),
+                "unregistered": left_out(self._unregistered, optimized),
+            }
+        passes, idle_autocast = self._passes.end_step()
         facts = StepFacts(
-            step,
+            self._observer.step_number,
             found,
             tuple(float(group.get("lr", 1.0)) for group in groups),
             self._steps,
@@ -346,23 +326,24 @@ class StepWatch:
             self._has_modes and bool(self._steps) and not self._root.training,
             tuple(self._dropout),
             passes,
-            precision,
+            idle_autocast,
             **self._initial,
-            **self._structure(optimized),
+            **structure,
         )
         self._initial = {}
         self._number += 1
         self._versions = versions
         self._forget()
-        return facts
+        self._check(facts)
 
-    def _structure(self, optimized: set[int]) -> dict[str, Any]:
-        if not is_checked(self._number) or self._ties is None or self._unregistered is None:
-            return {}
-        return {
-            "untied": self._ties.untied(),
-            "unregistered": self._unregistered.with_gradients(optimized),
-        }
+
+def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Return `version_of` of many tensors, faster."""
+    tensors = list(tensors)
+    try:
+        return list(map(operator.attrgetter("_version"), tensors))
+    except (AttributeError, RuntimeError):
+        return list(map(version_of, tensors))
 
 
 def _versions_of(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, tuple[int, int]]:
@@ -379,9 +360,9 @@ def _with_gradient(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, torc
         parameter: float(sample(parameter.grad).abs().max())
         for group in optimizer.param_groups
         for parameter in (group["params"] if group.get("lr", 1.0) else ())
-        if is_readable(parameter) and is_readable(parameter.grad)
+        if is_plain(parameter) and is_plain(parameter.grad)
     }
     largest = max(sizes.values(), default=0.0)
     for parameter, size in sizes.items():
-        if size > _NOISE * largest:
+        if size > 0.01 * largest:
             yield id(parameter), sample(parameter)

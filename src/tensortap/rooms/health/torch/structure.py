@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tensortap.core.record import Summary
-from tensortap.rooms.health.step_facts import InitialWeight
+from tensortap.rooms.health.steps import InitialWeight
 from tensortap.rooms.track.observing import tensors_in
 from tensortap.rooms.track.torch.names import Names
 from tensortap.stats.shard_digest import shard_digest
@@ -19,7 +19,6 @@ from tensortap.values.torch.summarize import summarize
 from tensortap.values.torch.tensors import view
 
 _WITH_FAN_IN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_MOST_ITEMS = 10_000  # of a list that may contain modules
 
 
 def initial_weights(
@@ -59,79 +58,68 @@ def initial_weights(
         )
 
 
-class TiedParameters:
-    """Names that had the same parameter when tracking began."""
-
-    def __init__(self, root: nn.Module) -> None:
-        self._root = root
-        names: dict[int, list[str]] = {}
-        for name, parameter in Names(root).parameters():
-            names.setdefault(id(parameter), []).append(name)
-        self._ties = [tuple(tied) for tied in names.values() if len(tied) > 1]
-
-    def untied(self) -> tuple[tuple[str, str], ...]:
-        """Return pairs of names that do not have the same parameter any more."""
-        if not self._ties:
-            return ()
-        now = {name: id(parameter) for name, parameter in Names(self._root).parameters()}
-        return tuple(
-            (first, other)
-            for first, *others in self._ties
-            for other in others
-            if first in now and other in now and now[first] != now[other]
-        )
+def tied_names(root: nn.Module) -> list[list[str]]:
+    """Return the names that have the same parameter."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in Names(root).parameters():
+        names.setdefault(id(parameter), []).append(name)
+    return [tied for tied in names.values() if len(tied) > 1]
 
 
-class UnregisteredParameters:
-    """Parameters in plain lists and dicts of modules, and plain tensors that require gradients.
-
-    Torch does not know that they belong to the model.
-    """
-
-    def __init__(self, root: nn.Module) -> None:
-        registered = {id(each) for each in (*root.modules(), *root.parameters())}
-        self._found: dict[str, list[tuple[weakref.ref[torch.Tensor], int]]] = {}
-        for name, module in root.named_modules():
-            for attribute, value in vars(module).items():
-                if type(value) in (list, tuple, dict) and len(value) > _MOST_ITEMS:
-                    continue
-                if type(value) not in (list, tuple, dict, torch.Tensor):
-                    continue
-                for _, item in tensors_in(value, (nn.Module, torch.Tensor)):
-                    own = [item] if isinstance(item, torch.Tensor) else item.parameters()
-                    leaves = (p for p in own if p.requires_grad and p.is_leaf)
-                    new = [p for p in leaves if id(p) not in registered]
-                    if new and id(item) not in registered:
-                        title = f"{name}.{attribute}".lstrip(".")
-                        found = [(weakref.ref(p), version_of(p)) for p in new]
-                        self._found.setdefault(title, []).extend(found)
-
-    def with_gradients(self, optimized: set[int]) -> tuple[tuple[str, int], ...]:
-        """Return attributes whose parameters get gradients, and are not changed; and how many."""
-        return tuple(
-            (title, len(left))
-            for title, parameters in self._found.items()
-            if (left := [p for p in map(_unchanged, parameters) if _is_left(p, optimized)])
-        )
+def untied(root: nn.Module, ties: list[list[str]]) -> tuple[tuple[str, str], ...]:
+    """Return pairs of names that were tied, and do not have the same parameter any more."""
+    if not ties:
+        return ()
+    now = {name: id(parameter) for name, parameter in Names(root).parameters()}
+    return tuple(
+        (first, other)
+        for first, *others in ties
+        for other in others
+        if first in now and other in now and now[first] != now[other]
+    )
 
 
-def _unchanged(found: tuple[weakref.ref[torch.Tensor], int]) -> torch.Tensor | None:
-    parameter = found[0]()
-    return parameter if parameter is not None and version_of(parameter) == found[1] else None
+Unregistered = dict[str, list[tuple[weakref.ref[torch.Tensor], int]]]
+"""Attributes with parameters that torch does not know, and the versions of these."""
 
 
-def _is_left(parameter: torch.Tensor | None, optimized: set[int]) -> bool:
-    if parameter is None or parameter.grad is None:
+def unregistered_parameters(root: nn.Module) -> Unregistered:
+    """Return parameters in plain lists and dicts of modules, and tensors that require gradients."""
+    registered = {id(each) for each in (*root.modules(), *root.parameters())}
+    found: Unregistered = {}
+    for name, module in root.named_modules():
+        for attribute, value in vars(module).items():
+            if type(value) not in (list, tuple, dict, torch.Tensor):
+                continue
+            if type(value) is not torch.Tensor and len(value) > 10_000:  # data, not modules
+                continue
+            for _, item in tensors_in(value, (nn.Module, torch.Tensor)):
+                own = [item] if isinstance(item, torch.Tensor) else item.parameters()
+                leaves = (p for p in own if p.requires_grad and p.is_leaf)
+                new = [p for p in leaves if id(p) not in registered]
+                if new and id(item) not in registered:
+                    versions = [(weakref.ref(p), version_of(p)) for p in new]
+                    found.setdefault(f"{name}.{attribute}".lstrip("."), []).extend(versions)
+    return found
+
+
+def left_out(found: Unregistered, optimized: set[int]) -> tuple[tuple[str, int], ...]:
+    """Return attributes whose parameters get gradients, and are not changed; and how many."""
+    counts = (
+        (title, sum(_is_left(parameter(), version, optimized) for parameter, version in parameters))
+        for title, parameters in found.items()
+    )
+    return tuple((title, count) for title, count in counts if count)
+
+
+def _is_left(parameter: torch.Tensor | None, version: int, optimized: set[int]) -> bool:
+    if parameter is None or parameter.grad is None or id(parameter) in optimized:
         return False
-    return id(parameter) not in optimized
+    return version_of(parameter) == version
 
 
 def repeated_layers(root: nn.Module) -> tuple[tuple[str, int], ...]:
-    """Return lists of layers in which one layer with weights appears several times, and how often.
-
-    >>> repeated_layers(nn.Sequential(*[nn.Linear(2, 2)] * 3))
-    (('Sequential', 3),)
-    """
+    """Return lists in which one layer with weights appears several times, and how often."""
     found = []
     for name, module in root.named_modules():
         if isinstance(module, (nn.Sequential, nn.ModuleList)):

@@ -56,7 +56,7 @@ class HDF5:
     ) -> None:
         if exists not in _EXISTS:
             raise TensortapError(f"exists must be 'refuse', 'keep' or 'replace', got {exists!r}")
-        self._given = Path(path)
+        self._given = Path(path).absolute()
         self._exists = exists
         self._options = HDF5Options(compression, compression_opts, float_dtype, int_dtype)
         self._flushed_at = -math.inf  # so that the first call is flushed
@@ -102,13 +102,11 @@ class HDF5:
                 f"{name}: {len(values)} values, {len(iterations)} iterations and {len(ranks)} ranks"
                 f": earlier callbacks must change all three lists"
             )
+        if not values:
+            return
+        pairs = zip(iterations, ranks, strict=True)
+        columns = [{"iterations": iteration, "ranks": rank} for iteration, rank in pairs]
         with self._lock:
-            if not values:
-                return
-            columns = [
-                {"iterations": iteration, "ranks": rank}
-                for iteration, rank in zip(iterations, ranks, strict=True)
-            ]
             failed = self._write(name, values, columns)
         for items in (values, iterations, ranks):
             items[:] = [items[i] for i in failed]

@@ -41,11 +41,7 @@ class StoredValue(NamedTuple):
 def stored_value(
     value: Any, float_dtype: str | None = None, int_dtype: str | None = None
 ) -> StoredValue:
-    """Return a value as it will be stored, without copying its memory if possible.
-
-    >>> stored_value(2.5)
-    StoredValue(dtype='float64', framework='python', content=array(2.5))
-    """
+    """Return a value as it will be stored, without copying its memory if possible."""
     node = value if isinstance(value, (TensorData, Number)) else borrow(value)
     if isinstance(node, str):
         if "\0" in node:
@@ -60,11 +56,7 @@ def stored_value(
 
 
 def can_store(leaf: Any) -> bool:
-    """Return whether HDF5 can store a leaf of a record.
-
-    >>> can_store("a"), can_store("\\0"), can_store(Number("int", "1" + "0" * 30))
-    (True, False, False)
-    """
+    """Return whether HDF5 can store a leaf of a record."""
     if isinstance(leaf, str):
         return "\0" not in leaf
     if isinstance(leaf, Number):
@@ -73,11 +65,7 @@ def can_store(leaf: Any) -> bool:
 
 
 def leaves_of(value: Any) -> list[tuple[str, Any]]:
-    """Return the tensors, numbers and texts in a container with their paths; [] if it has others.
-
-    >>> leaves_of({"a": [1, 2.5]}), leaves_of([None]), leaves_of(3)
-    ([('[a][0]', 1), ('[a][1]', 2.5)], [], [])
-    """
+    """Return tensors, numbers and texts in a container with their paths; [] if it has others."""
     if not isinstance(value, (dict, list, tuple)) and not dataclasses.is_dataclass(value):
         return []
     try:
@@ -111,25 +99,12 @@ def _is_float(name: str) -> bool:
 
 
 def check_dtype(given: Any, option: str) -> str:
-    """Return the name of a dtype of NumPy or torch; raise if it does not fit the option.
-
-    >>> check_dtype("float16", "float_dtype"), check_dtype(np.float32, "float_dtype")
-    ('float16', 'float32')
-    """
-    name = given if isinstance(given, str) else _dtype_name(given)
+    """Return the name of a dtype of NumPy or torch; raise if it does not fit the option."""
+    name = str(getattr(given, "__name__", given)).removeprefix("torch.")
     if not (_is_float(name) if option == "float_dtype" else name in _INTEGERS):
         example = "'float16', 'float32' or 'bfloat16'" if option == "float_dtype" else "'int32'"
         raise TensortapError(f"{option} must be the name of a dtype, like {example}, got {given!r}")
     return name
-
-
-def _dtype_name(given: Any) -> str:
-    if type(given).__module__.partition(".")[0] == "torch":
-        return str(given).removeprefix("torch.")
-    try:
-        return str(np.dtype(given).name)
-    except TypeError:
-        return ""
 
 
 def _converted(array: Array, name: str, wanted: str) -> Array:
@@ -165,11 +140,7 @@ def value_of(array: Array, dtype: str, framework: str) -> Any:
 
 
 def integers(item: Any) -> Array:
-    """Return an iteration or a rank, or nested lists of them, as an array padded with -1.
-
-    >>> integers([[0, 1], [2]]).tolist()
-    [[0, 1], [2, -1]]
-    """
+    """Return an iteration or a rank, or nested lists of them, as an array padded with -1."""
     if not isinstance(item, (list, tuple)):
         return np.array(item, np.int64)
     parts = [integers(part) for part in item]
@@ -184,11 +155,7 @@ def integers(item: Any) -> Array:
 
 
 def lists(array: Array) -> Any:
-    """Return the nested lists that `integers` made an array of.
-
-    >>> lists(integers([[0, 1], [2]]))
-    [[0, 1], [2]]
-    """
+    """Return the nested lists that `integers` made an array of."""
     if array.ndim == 0:
         return int(array)
     return [lists(part) for part in array if (part != -1).any()]

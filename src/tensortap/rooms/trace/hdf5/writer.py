@@ -16,6 +16,7 @@ import functools
 import itertools
 import math
 import os
+import re
 import urllib.parse
 import weakref
 from collections.abc import Mapping, Sequence
@@ -35,9 +36,6 @@ from tensortap.rooms.trace.hdf5.values import (
     leaves_of,
     stored_value,
 )
-
-_SMALL_CHUNK = 32 << 10  # bytes; rows smaller than this share a chunk
-_LARGEST_CHUNK = 16 << 20
 
 
 def import_h5py() -> Any:
@@ -89,22 +87,14 @@ class HDF5Options:
 
 @functools.lru_cache(maxsize=4096)
 def link_name(path: str) -> str:
-    """Return the name of a path's group.
-
-    >>> link_name("blocks.0.forward.q"), link_name("a/b"), path_of("a%2Fb")
-    ('blocks.0.forward.q', 'a%2Fb', 'a/b')
-    """
+    """Return the name of a path's group."""
     if path in ("", "."):  # for HDF5 "" is no name, and "." is the group itself
         return "%2E" if path else "%"
-    return "".join(c if _is_plain(c) else _escaped(c) for c in path)
+    return re.sub(r"[/%\0\ud800-\udfff]", _escaped, path)
 
 
-def _is_plain(c: str) -> bool:
-    return c not in "/%\0" and not 0xD800 <= ord(c) < 0xE000
-
-
-def _escaped(c: str) -> str:
-    return "".join(f"%{byte:02X}" for byte in c.encode("utf-8", "surrogatepass"))
+def _escaped(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass"))
 
 
 def path_of(link: str) -> str:
@@ -116,16 +106,12 @@ def path_of(link: str) -> str:
 
 
 def chunk_of(row: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return the shape of chunks for rows of a shape: whole rows, unless they are huge.
-
-    >>> chunk_of((128, 128), 4), chunk_of((), 8)
-    ((1, 128, 128), (1024,))
-    """
+    """Return the shape of chunks for rows of a shape: whole rows, unless they are huge."""
     sizes = [max(1, size) for size in row]
     for axis in range(len(sizes)):
-        while math.prod(sizes) * itemsize > _LARGEST_CHUNK and sizes[axis] > 1:
+        while math.prod(sizes) * itemsize > 16 << 20 and sizes[axis] > 1:
             sizes[axis] = -(-sizes[axis] // 2)
-    rows = _SMALL_CHUNK // (math.prod(sizes) * itemsize)
+    rows = (32 << 10) // (math.prod(sizes) * itemsize)  # small rows share a chunk
     return (max(1, min(1024, rows)), *sizes)
 
 

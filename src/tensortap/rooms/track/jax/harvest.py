@@ -19,8 +19,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.sharding import Sharding
 
 from tensortap.core.record import Kind
-from tensortap.rooms.track.jax.marks import MarkedValue, ValueMark, can_observe, value_p
-from tensortap.values.jax.device_stats import pack
+from tensortap.rooms.track.jax.device_stats import pack
+from tensortap.rooms.track.jax.marks import MarkedValue, can_observe, value_p
 
 
 class Harvest:
@@ -55,7 +55,9 @@ def evaluate(
         # the metadata only separates marked traces in JAX's caches; the program must not have it
         with eqn.ctx.manager, set_xla_metadata(tensortap=None):
             if eqn.primitive is value_p:
-                outputs = [_harvest_value(inputs[0], eqn.params["mark"], harvest, again)]
+                outputs, x, mark = inputs, inputs[0], eqn.params["mark"]
+                if (mark.kind is Kind.GRADIENT or not again) and can_observe(x, mark):
+                    harvest.add(MarkedValue(mark, x.dtype.name, tuple(x.shape)), pack(x))
             elif _is_marked(eqn):
                 opener = _OPENERS.get(eqn.primitive.name, _leave)
                 outputs = opener(eqn, inputs, harvest, again)
@@ -65,18 +67,9 @@ def evaluate(
     return [read(v) for v in jaxpr.outvars]
 
 
-def _harvest_value(x: Any, mark: ValueMark, harvest: Harvest, again: bool) -> Any:
-    if not (again and mark.kind is not Kind.GRADIENT) and can_observe(x, mark):
-        harvest.add(MarkedValue(mark, x.dtype.name, tuple(x.shape)), pack(x))
-    return x
-
-
 def bind(eqn: Any, inputs: list[Any], **changed: Any) -> list[Any]:
     """Run an operation of a program, with some of its parameters changed."""
     params = eqn.primitive.get_bind_params({**eqn.params, **changed})
-    if isinstance(params, tuple):  # before JAX 0.8, functions were separate
-        functions, params = params
-        inputs = [*functions, *inputs]
     outputs = eqn.primitive.bind(*inputs, **params)
     return list(outputs) if eqn.primitive.multiple_results else [outputs]
 
@@ -110,11 +103,9 @@ def _leave(eqn: Any, inputs: list[Any], harvest: Harvest, again: bool) -> list[A
 
 def _inline(eqn: Any, inputs: list[Any], harvest: Harvest, again: bool) -> list[Any]:
     """Evaluate the program in place of the call, as XLA would inline it."""
-    inner = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr") or eqn.params.get("fun_jaxpr")
+    inner = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
     if isinstance(inner, ClosedJaxpr):
         return evaluate(inner.jaxpr, inner.consts, inputs, harvest, again)
-    if isinstance(inner, Jaxpr) and not inner.constvars:
-        return evaluate(inner, (), inputs, harvest, again)
     return _leave(eqn, inputs, harvest, again)
 
 
@@ -195,15 +186,11 @@ def _remat(eqn: Any, inputs: list[Any], harvest: Harvest, again: bool) -> list[A
 
 _OPENERS: dict[str, Callable[[Any, list[Any], Harvest, bool], list[Any]]] = {
     "jit": _jit,
-    "pjit": _jit,
     "closed_call": _inline,
-    "core_call": _inline,
     "custom_jvp_call": _inline,
     "custom_vjp_call": _inline,
-    "custom_vjp_call_jaxpr": _inline,
     "scan": _scan,
     "cond": _cond,
     "checkpoint": _remat,
-    "remat": _remat,
     "remat2": _remat,
 }

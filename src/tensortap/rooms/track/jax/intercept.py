@@ -19,6 +19,7 @@ import jax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from tensortap.core.record import Kind
+from tensortap.rooms.track.jax.device_stats import summary_at
 from tensortap.rooms.track.jax.instrumented_jit import (
     InstrumentedJit,
     PackedOutputs,
@@ -30,7 +31,6 @@ from tensortap.rooms.track.jax.modules import OnError, Wants, marked_modules
 from tensortap.rooms.track.observing import Observed
 from tensortap.stats.packed import layout
 from tensortap.values.jax.adapter import Deferred
-from tensortap.values.jax.device_stats import summary_at
 from tensortap.values.protocol import PendingSummary
 
 NOT_JITTED = (
@@ -64,9 +64,7 @@ class Intercept:
     """
 
     def __init__(
-        self,
-        wants: Wants = lambda kind, name: True,
-        on_error: OnError = lambda name, error: None,
+        self, wants: Wants = lambda kind, name: True, on_error: OnError = lambda name, error: None
     ) -> None:
         self._wants = wants
         self._on_error = on_error

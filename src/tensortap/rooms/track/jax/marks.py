@@ -23,8 +23,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from tensortap.core.record import Kind
+from tensortap.rooms.track.jax.device_stats import can_reduce, pack
 from tensortap.stats.packed import layout
-from tensortap.values.jax.device_stats import can_reduce, pack
 from tensortap.values.jax.runs import call_back, manual_axes
 from tensortap.values.protocol import CompiledRun
 
@@ -124,21 +124,14 @@ value_p = Primitive("tensortap_value")
 tangent_p = Primitive("tensortap_tangent")
 
 
-def output_mark(
-    name: str,
-    cls: str,
-    activation: bool,
-    gradient: bool,
-    collector: Collector,
-    kind: Kind = Kind.ACTIVATION,
-) -> ValueMark:
-    """Return a label for a module's output; differentiation labels its gradient as well."""
+def mark(
+    x: Any, name: str, cls: str, activation: bool, gradient: bool, collector: Collector
+) -> Any:
+    """Return `x`, marked as a module's output; differentiation marks its gradient as well."""
     axes = tuple(manual_axes().items())
-    return ValueMark(kind, name, cls, next(_uids), activation, gradient, collector, axes)
-
-
-def mark(x: Any, label: ValueMark) -> Any:
-    """Return `x`, marked."""
+    label = ValueMark(
+        Kind.ACTIVATION, name, cls, next(_uids), activation, gradient, collector, axes
+    )
     return value_p.bind(x, mark=label)
 
 

@@ -1,8 +1,8 @@
 """Marking the outputs of modules while their program is traced or run.
 
-Linen and Haiku have a public hook for every method of every module. nnx, Equinox and Penzai have
-none: inside `marked_modules`, the `__call__` methods of their module classes are wrapped. Names are
-paths below the outermost module that is called, so nothing is written into the user's model.
+Linen has a public hook for every method of every module. nnx and Equinox have none: inside
+`marked_modules`, the `__call__` methods of their module classes are wrapped. Names are paths below
+the outermost module that is called, so nothing is written into the user's model.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from tensortap.core.record import Kind
-from tensortap.rooms.track.jax.marks import Collector, mark, output_mark
+from tensortap.rooms.track.jax.marks import Collector, mark
 from tensortap.values.protocol import type_name
 
 Wants = Callable[[Kind, str], bool]
@@ -28,47 +28,39 @@ Wants = Callable[[Kind, str], bool]
 OnError = Callable[[str, Exception], object]
 """Takes the name of a module and an error of observing it."""
 
+T = TypeVar("T")
 _thread = threading.local()
 _patching = threading.RLock()
-_patched: dict[tuple[type, str], Any] = {}  # by class and name of the method
+_patched: dict[type, Any] = {}  # the `__call__` of each class
 _users = 0
 
 
-@contextlib.contextmanager
 def marked_modules(
-    wants: Wants,
-    on_error: OnError,
-    collector: Collector,
-) -> Iterator[None]:
+    wants: Wants, on_error: OnError, collector: Collector
+) -> contextlib.AbstractContextManager[object]:
     """Mark the outputs of modules that are called in this thread."""
-    outer: _Marking | None = getattr(_thread, "marking", None)
-    _thread.marking = _Marking(wants, on_error, collector)
-    try:
-        with contextlib.ExitStack() as stack:
-            _enter_hooks(stack)
-            yield
-    finally:
-        _thread.marking = outer
+    return _hooked(_Marking(wants, on_error, collector))
 
 
 def module_outputs(function: Callable[..., Any], *args: Any) -> dict[str, Any]:
     """Call a function that is not jitted; return the arrays that its modules return, by name."""
-    outer: _Marking | None = getattr(_thread, "marking", None)
-    collecting = _thread.marking = _Collecting()
-    try:
-        with contextlib.ExitStack() as stack:
-            _enter_hooks(stack)
-            function(*args)
-    finally:
-        _thread.marking = outer
+    with _hooked(_Collecting()) as collecting:
+        function(*args)
     return collecting.outputs
 
 
-def _enter_hooks(stack: contextlib.ExitStack) -> None:
-    for library in ("flax.linen", "haiku"):
-        if library in sys.modules:
-            stack.enter_context(sys.modules[library].intercept_methods(_intercept))
-    stack.enter_context(_wrapped_methods(tuple(_base_classes())))
+@contextlib.contextmanager
+def _hooked(marking: T) -> Iterator[T]:
+    """Show the calls of modules in this thread to `marking`."""
+    outer: _Marking | None = getattr(_thread, "marking", None)
+    _thread.marking = marking
+    linen = sys.modules.get("flax.linen")
+    hook = contextlib.nullcontext() if linen is None else linen.intercept_methods(_intercept)
+    try:
+        with hook, _wrapped_calls():
+            yield marking
+    finally:
+        _thread.marking = outer
 
 
 def key_name(key: Any) -> str:
@@ -77,15 +69,6 @@ def key_name(key: Any) -> str:
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
     return str(key)
-
-
-def haiku_name(name: str) -> str:
-    """Return the path in a name of Haiku.
-
-    >>> haiku_name("mlp/~/linear_0")
-    'mlp.linear_0'
-    """
-    return name.replace("/~/", ".").replace("/", ".")
 
 
 class _Marking:
@@ -109,10 +92,8 @@ class _Marking:
         def marked(path: Any, leaf: Any) -> Any:
             if not (isinstance(leaf, jax.Array) and isinstance(leaf.dtype, np.dtype)):
                 return leaf
-            keys = [key for key in map(key_name, path) if key != "data_array"]  # of a NamedArray
-            whole = f"{name}[{'.'.join(keys)}]" if keys else name
-            label = output_mark(whole, type_name(cls), activation, gradient, self._collector)
-            return mark(leaf, label)
+            whole = f"{name}[{'.'.join(map(key_name, path))}]" if path else name
+            return mark(leaf, whole, type_name(cls), activation, gradient, self._collector)
 
         try:
             activation = self._wants(Kind.ACTIVATION, name)
@@ -172,36 +153,25 @@ class _Collecting(_Marking):
         return output
 
 
-_WRAPPED = (
-    ("flax.nnx", "Module", "__call__"), ("equinox", "Module", "__call__"),
-    ("penzai.nn.layer", "Layer", "__call__"),
-)  # fmt: skip
-
-
-def _base_classes() -> Iterator[tuple[type, str]]:
-    """Yield the classes of the libraries that the program has imported, and the method to wrap."""
-    for library, name, method in _WRAPPED:
-        cls = getattr(sys.modules.get(library), name, None)
+def _base_classes() -> Iterator[type]:
+    """Yield the base classes of modules of the libraries that the program has imported."""
+    for library in ("flax.nnx", "equinox"):
+        cls = getattr(sys.modules.get(library), "Module", None)
         if cls is not None:
-            yield next((base for base in cls.__mro__ if method in base.__dict__), cls), method
+            yield next((base for base in cls.__mro__ if "__call__" in base.__dict__), cls)
 
 
 def _modules_in(module: Any) -> Iterator[tuple[str, Any]]:
     """Yield the modules in a module, each with its path."""
-    nnx = sys.modules.get("flax.nnx")
-    trees = tuple(
-        getattr(sys.modules[library], name)
-        for library, name in (("equinox", "Module"), ("penzai.nn.layer", "Layer"))
-        if library in sys.modules
-    )
+    nnx, eqx = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
     if nnx is not None and isinstance(module, nnx.Module):
         for path, node in nnx.iter_graph(module):
             if isinstance(node, nnx.Module) and node is not module:
                 yield ".".join(map(str, path)), node
-    elif isinstance(module, trees):
+    elif eqx is not None and isinstance(module, eqx.Module):
 
         def inner(node: Any) -> bool:
-            return node is not module and isinstance(node, trees)
+            return node is not module and isinstance(node, eqx.Module)
 
         for keys, node in jax.tree_util.tree_flatten_with_path(module, is_leaf=inner)[0]:
             if inner(node):
@@ -219,14 +189,13 @@ def _is_object(node: Any) -> bool:
 
 
 def _intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-    """Mark the output of a method of linen or Haiku."""
+    """Mark the output of a method of linen."""
     method, module = context.method_name, context.module
     marking: _Marking | None = getattr(_thread, "marking", None)
     hidden = (method != "__call__" and method.startswith("_")) or method == "setup"
-    if hidden or getattr(module, "scope", module) is None or marking is None:
+    if hidden or module.scope is None or marking is None:
         return call(*args, **kwargs)
-    name = haiku_name(getattr(module, "module_name", "")) or ".".join(module.path)
-    name = name or type(module).__name__
+    name = ".".join(module.path) or type(module).__name__
     if method != "__call__":
         name = f"{name}.{method}"
     return marking.observe(call, name, type(module), args, kwargs)
@@ -259,25 +228,22 @@ def _is_internal(cls: type) -> bool:
 
 
 @contextlib.contextmanager
-def _wrapped_methods(bases: tuple[tuple[type, str], ...]) -> Iterator[None]:
+def _wrapped_calls() -> Iterator[None]:
     global _users
     with _patching:
         _users += 1
-        for cls, name in {(cls, m) for base, m in bases for cls in (base, *_subclasses(base))}:
-            method = cls.__dict__.get(name)
-            if (
-                isinstance(method, types.FunctionType)
-                and (cls, name) not in _patched
-                and not _is_internal(cls)
-            ):
-                _patched[cls, name] = method
-                type.__setattr__(cls, name, _wrap_call(method))
+        for cls in {cls for base in _base_classes() for cls in (base, *_subclasses(base))}:
+            method = cls.__dict__.get("__call__")
+            is_function = isinstance(method, types.FunctionType)
+            if is_function and cls not in _patched and not _is_internal(cls):
+                _patched[cls] = method
+                type.__setattr__(cls, "__call__", _wrap_call(method))
     try:
         yield
     finally:
         with _patching:
             _users -= 1
             if not _users:
-                for (cls, name), method in _patched.items():
-                    type.__setattr__(cls, name, method)
+                for cls, method in _patched.items():
+                    type.__setattr__(cls, "__call__", method)
                 _patched.clear()

@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator
+import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensortap.capture.pipeline import pipeline
 from tensortap.core.record import Kind
+from tensortap.rooms.track.jax.device_stats import can_reduce, pack, summary_at
 from tensortap.rooms.track.jax.intercept import Intercept, Observation
-from tensortap.rooms.track.jax.modules import Wants, haiku_name, key_name
-from tensortap.rooms.track.observing import Observed, TrackObserver
+from tensortap.rooms.track.jax.modules import Wants, key_name
+from tensortap.rooms.track.observer import Observer
+from tensortap.rooms.track.observing import Observed
 from tensortap.stats.packed import layout
 from tensortap.values.jax.adapter import Deferred
-from tensortap.values.jax.device_stats import can_reduce, pack, summary_at
 
 NO_MODULES = (
-    "no activations or gradients: it called no module of Flax, Equinox, Penzai or Haiku; "
-    "tap.catch captures values in it"
+    "no activations or gradients: it called no module of Flax or Equinox; tap.catch captures "
+    "values in it"
 )
 Path = tuple[str, ...]
 
 
-def hooks_of(model: Any, optimizer: Any, observer: TrackObserver) -> JaxTracking | None:
+def hooks_of(model: Any, optimizer: Any, observer: Observer) -> JaxTracking | None:
     """Return hooks for a program with these parameters and optimizer state; None if it has none."""
     leaves = jax.tree_util.tree_leaves((model, optimizer))
     if not any(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves):
         return None
     options = observer.options
-    if options.analyses:
-        raise ValueError("analyses need a torch model: steps of JAX programs are not analyzed")
+    if any(options.of_rooms.values()):
+        raise ValueError(f"{', '.join(options.of_rooms)} need a torch model")
     if options.stash is not None or options.tensors or options.digests:
         observer.unseen["inside compiled functions"] = (
             "stash, tensors and digests see states only; use tap.catch inside the function"
@@ -43,7 +44,7 @@ def hooks_of(model: Any, optimizer: Any, observer: TrackObserver) -> JaxTracking
 class JaxTracking:
     """Observes intercepted functions, and parameters, optimizer state and gradients."""
 
-    def __init__(self, model_state: Any, optimizer_state: Any, observer: TrackObserver) -> None:
+    def __init__(self, model_state: Any, optimizer_state: Any, observer: Observer) -> None:
         self.observer = observer
         self._like = model_state
         self._intercept = Intercept(observer.wants, observer.fault)
@@ -67,7 +68,7 @@ class JaxTracking:
         try:
             for seen, pending, array in observe_trees(self.observer.wants, self._like):
                 seen = seen._replace(tags={"initial": "1"})
-                self.observer.add(seen, None, pending, array, step=-1)
+                self._add(seen, pending, array, step=-1)
         except Exception as error:
             self.observer.fault("initial weights", error)
 
@@ -79,24 +80,30 @@ class JaxTracking:
         if not self.observer.capturing:
             return function(*args, **kwargs)
         results, observations = self._intercept(function, *args, **kwargs)
+        name = getattr(function, "__name__", "function")
         try:
             calls = dict(self._calls)
             for seen, pending, _ in observations:
                 key = seen.kind, seen.name
                 call = seen.call + self._calls.get(key, 0)
                 calls[key] = max(calls.get(key, 0), call + 1)
-                self.observer.add(seen._replace(call=call), None, pending)
+                self._add(seen._replace(call=call), pending)
             self._calls = calls
             self.observer.unseen.update(self._intercept.unseen)
             outputs = {Kind.ACTIVATION, Kind.GRADIENT} & set(self.observer.kinds)
             if outputs and not self._intercept.has_modules:
-                self.observer.unseen.setdefault(
-                    getattr(function, "__name__", "function"), NO_MODULES
-                )
+                self.observer.unseen.setdefault(name, NO_MODULES)
             self.observer.remarks.update(self._intercept.remarks)
         except Exception as error:
-            self.observer.fault(getattr(function, "__name__", "intercept"), error)
+            self.observer.fault(name, error)
         return results
+
+    def _add(
+        self, seen: Observed, pending: Any, array: Any = None, step: int | None = None
+    ) -> None:
+        start = time.perf_counter_ns()
+        self.observer.add(seen, None, pending, array, step)
+        pipeline.ledger.track(time.perf_counter_ns() - start)
 
     def end_step(self, *states: Any, **named: Any) -> None:
         """Record the states after a step."""
@@ -119,7 +126,7 @@ class JaxTracking:
         )
         with jax.transfer_guard("allow"):  # the user's guard is not meant for us
             for seen, pending, array in observations:
-                self.observer.add(seen, None, pending, array)
+                self._add(seen, pending, array)
 
 
 # -- trees of parameters, gradients and optimizer state --------------------------------------
@@ -137,29 +144,6 @@ def observe_trees(
 
     `like` are parameters that name the optimizer's state if `params` are not given.
     """
-    wanted = list(_leaves(wants, params, optimizer_state, grads, like=like))
-    if not wanted:
-        return []
-    with jax.transfer_guard("allow"):  # the user's guard is not meant for us
-        packed = _pack_all([array for _, array in wanted])
-    vector, start = Deferred(packed, packed.nbytes), 0
-    observations = []
-    for seen, array in wanted:
-        summary = summary_at(vector, start, seen.dtype, seen.shape)
-        observations.append(Observation(seen, summary, array))
-        start += layout(seen.dtype).words
-    return observations
-
-
-def _leaves(
-    wants: Wants,
-    params: Any = None,
-    optimizer_state: Any = None,
-    grads: Any = None,
-    *,
-    like: Any = None,
-) -> Iterator[tuple[Observed, Any]]:
-    """Yield the arrays of the trees that are wanted, with their names."""
     leaves: list[tuple[Kind, str, dict[str, str], Any]] = []
     for kind, tree in ((Kind.WEIGHT, params), (Kind.WEIGHT_GRADIENT, grads)):
         leaves += [(kind, parameter_name(path), {}, array) for path, array in arrays_of(tree)]
@@ -170,11 +154,20 @@ def _leaves(
             name, part = state_name(path, parameters)
             tags = {"state": part, "parameter": name}
             leaves.append((Kind.OPTIMISER_STATE, f"{name}.{part}", tags, array))
+    leaves = [leaf for leaf in leaves if wants(leaf[0], leaf[1])]
+    if not leaves:
+        return []
+    with jax.transfer_guard("allow"):  # the user's guard is not meant for us
+        packed = _pack_all([array for *_, array in leaves])
+    vector, start = Deferred(packed, packed.nbytes), 0
+    observations = []
     for kind, name, tags, array in leaves:
-        if wants(kind, name):
-            # as inside a jitted function
-            dtype = jax.dtypes.canonicalize_dtype(jax.dtypes.result_type(array)).name
-            yield Observed(name, kind, 0, "", dtype, tuple(np.shape(array)), None, tags), array
+        # as inside a jitted function
+        dtype = jax.dtypes.canonicalize_dtype(jax.dtypes.result_type(array)).name
+        seen = Observed(name, kind, 0, "", dtype, tuple(np.shape(array)), None, tags)
+        observations.append(Observation(seen, summary_at(vector, start, dtype, seen.shape), array))
+        start += layout(dtype).words
+    return observations
 
 
 _pack_all = jax.jit(lambda arrays: jnp.concatenate([pack(jnp.asarray(x)) for x in arrays]))
@@ -193,19 +186,16 @@ def arrays_of(tree: Any) -> list[tuple[Path, Any]]:
     paths = _paths.get(structure)
     if paths is None:
         keyed = jax.tree_util.tree_flatten_with_path(tree)[0]
-        paths = [_path(key_name(key) for key in keys) for keys, _ in keyed]
+        paths = [_path(tuple(map(key_name, keys))) for keys, _ in keyed]
         if len(_paths) >= 64:  # a program may use a new structure in every step
             _paths.clear()
         _paths[structure] = paths
     return [pair for pair in zip(paths, leaves, strict=True) if _is_array(pair[1])]
 
 
-def _path(keys: Iterable[str]) -> Path:
-    path = tuple(map(haiku_name, keys) if "haiku" in sys.modules else keys)
-    # a NamedArray and a variable of nnx or Penzai hold their array under these keys
-    for key in ("data_array", "value"):
-        path = path[:-1] if len(path) > 1 and path[-1] == key else path
-    return path
+def _path(path: Path) -> Path:
+    # a variable of nnx holds its array under this key
+    return path[:-1] if len(path) > 1 and path[-1] == "value" else path
 
 
 def _is_array(leaf: Any) -> bool:

@@ -8,11 +8,10 @@ import torch
 
 from tensortap.core.record import Kind, Shard
 from tensortap.rooms.track.observing import Observed
-from tensortap.rooms.track.torch.meshes import first_rank, mesh_tag
+from tensortap.rooms.track.torch.layouts import first_rank, mesh_tag
 from tensortap.values.torch.shards import local_shard, waited
 from tensortap.values.torch.tensors import dtype_name
 
-_DESCRIPTIONS = 1 << 16  # that are kept: calls within `generate` have no end
 _NO_TAGS: dict[str, str] = {}
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
@@ -50,25 +49,18 @@ class Descriptions:
             return known
         dtype, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
         found = Observed(name, kind, call, type_name, dtype, shape, shard, tags)
-        if len(self._known) >= _DESCRIPTIONS:
+        if len(self._known) >= 1 << 16:  # calls within `generate` have no end
             self._known.clear()
         self._known[name, kind, call] = found
         return found
 
     def observed(
-        self,
-        name: str,
-        kind: Kind,
-        tensor: torch.Tensor,
-        call: int = 0,
-        type_name: str = "",
-        tags: dict[str, str] = _NO_TAGS,
-        shard: Shard | None = None,
+        self, name: str, kind: Kind, tensor: torch.Tensor, *described: Any
     ) -> tuple[Observed, torch.Tensor]:
         """Return what the function `observed` does, with the description of the last time."""
         if type(tensor) not in _PLAIN:
-            return observed(name, kind, tensor, call, type_name, tags, shard)
-        known = self.of(name, kind, tensor, call, type_name, tags, shard)
+            return observed(name, kind, tensor, *described)
+        known = self.of(name, kind, tensor, *described)
         return known, tensor.detach() if self._detaching else tensor
 
 

@@ -1,20 +1,29 @@
-"""Hooks on the gradients of modules' outputs."""
+"""Hooks on the gradients of modules' outputs, and tensors that are not computed yet."""
 
 from __future__ import annotations
 
+import collections
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from tensortap.core.record import Kind, Shard, Summary
 from tensortap.rooms.track.observing import Explain, HookObserver
-from tensortap.rooms.track.torch.collectives import Collectives
+from tensortap.rooms.track.torch import internals
 from tensortap.rooms.track.torch.descriptions import Descriptions
+from tensortap.rooms.track.torch.hooks import WHOLE, skip_code
 from tensortap.rooms.track.torch.origins import Origins
 from tensortap.values.torch import private
-from tensortap.values.torch.hidden import hide_from_compiler
+from tensortap.values.torch.hidden import constant_when_compiled, hide_from_compiler
+
+CHANGED = "a collective computed its output, which was changed in place before it could be read"
+
+
+INSIDE = "a compiled graph returns it, and what the graph itself adds to its gradient is not seen"
+_compiling: Callable[[], bool] = torch.compiler.is_compiling
 
 
 class OutputPlace(NamedTuple):
@@ -39,7 +48,16 @@ class ObservedGradient(NamedTuple):
 class GradientHook:
     """A hook on one output; neither compilers nor pickles see it."""
 
-    __slots__ = ("_description", "_gradients", "_passes", "_place", "_shape", "_uses")
+    __slots__ = (
+        "_compiled",
+        "_description",
+        "_gradients",
+        "_note",
+        "_passes",
+        "_place",
+        "_shape",
+        "_uses",
+    )
 
     def __init__(
         self,
@@ -47,6 +65,8 @@ class GradientHook:
         place: OutputPlace,
         shape: torch.Size,
         uses: list[str] | None,
+        note: Callable[[], None],
+        compiled: bool = False,
         description: Any = None,
     ) -> None:
         self._gradients = gradients  # the model may keep this output, which must not keep the model
@@ -54,11 +74,25 @@ class GradientHook:
         self._shape = shape
         self._uses = uses
         self._description = description
+        self._note = note
+        self._compiled = compiled
         self._passes: list[int] = []
 
     def __call__(self, gradient: torch.Tensor | None) -> None:
+        if not _compiling():
+            self._look(gradient)
+        elif internals.may_break():
+            self._look(gradient)  # hidden, so the graph ends here
+        else:
+            self._note()
+
+    def _look(self, gradient: torch.Tensor | None) -> None:
         gradients, place = self._gradients(), self._place
-        if gradients is None or gradient is None:
+        if gradients is None:
+            return
+        if gradient is None:
+            if self._compiled and gradients.observer.active:
+                gradients.observer.unseen[place.name] = INSIDE
             return
         description = self._description
         if description is None or not gradients.context.add_gradient(
@@ -84,9 +118,56 @@ class GradientHook:
         self(gradients[number])
 
 
-hide_from_compiler(GradientHook)
-hide_from_compiler(GradientHook.__call__)
+hide_from_compiler(GradientHook._look)
+for _function in (GradientHook.__call__, GradientHook._look, GradientHook.on_gradients):
+    skip_code(_function.__code__)
 torch.utils.hooks.unserializable_hook(GradientHook)
+
+
+class AwaitedTensor(NamedTuple):
+    """A tensor to look at when its collective is done."""
+
+    result: Any
+    version: int
+    name: str
+    look: Callable[[], object]
+
+
+class Collectives:
+    """Tensors that a collective is still computing, observed once the program has used them.
+
+    Waiting in a hook would end the overlap of communication with work. The program itself waits
+    when it first uses the tensor, so the next hook finds it complete. A view of it is waited for
+    in its place: then the tensor is observed a few hooks later, when the collective is long done.
+    """
+
+    def __init__(self, observer: HookObserver) -> None:
+        self._observer = observer
+        self.waiting: collections.deque[AwaitedTensor] = collections.deque()
+
+    def observe(self, tensor: Any, name: str, look: Callable[[], object]) -> None:
+        """Call `look`, at once or when the collective that computes the tensor is done."""
+        result = internals.running_collective(tensor)
+        if result is None:
+            look()
+            return
+        version = private.version_of(internals.result_of(result))
+        self.waiting.append(AwaitedTensor(result, version, name, look))
+
+    def poll(self, most: int = 4) -> None:
+        """Look at the tensors that are complete, and at the oldest ones beyond `most`.
+
+        Each that is kept waiting is memory that the program may have freed.
+        """
+        while self.waiting and (self.waiting[0].result.completed or len(self.waiting) > most):
+            result, version, name, look = self.waiting.popleft()
+            try:
+                if private.version_of(internals.result_of(result)) != version:
+                    self._observer.unseen[name] = CHANGED
+                    continue
+                look()
+            except Exception as error:
+                self._observer.fault(name, error)
 
 
 class OutputGradients:
@@ -109,6 +190,12 @@ class OutputGradients:
         self._last = ObservedGradient(lambda: None, 0, None)
         self._this = weakref.ref(self)
 
+        def note() -> None:
+            observer.unseen["gradients"] = WHOLE
+
+        constant_when_compiled(note)
+        self._note = note
+
     def end_step(self) -> None:
         """Remove the hooks on tensors that outlive the step."""
         while self._leaf_handles:
@@ -120,14 +207,17 @@ class OutputGradients:
         With the kernel's `description` of it, a plain one is added without Python.
         """
         uses = None if self._origins is None else self._origins.uses(tensor)
-        hook = GradientHook(self._this, place, tensor.shape, uses, description)
+        compiled = internals.is_compiled(tensor)
+        hook = GradientHook(
+            self._this, place, tensor.shape, uses, self._note, compiled, description
+        )
         handle = tensor.register_hook(hook)
         if tensor.is_leaf:  # the module returned a parameter as it is
             before = self._leaf_handles.get(place.name)
             self._leaf_handles[place.name] = handle
             if before is not None:
                 before.remove()
-        base = private.base_of(tensor)
+        base = internals.base_of(tensor)
         if base is not None and base.grad_fn is not None and base.numel() == tensor.numel():
             # a later in-place operation would take the view's own node out of the graph
             base.grad_fn.register_prehook(functools.partial(hook.on_gradients, base.output_nr))

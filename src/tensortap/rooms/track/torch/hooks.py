@@ -1,23 +1,25 @@
-"""Hooks on torch modules that no copy or pickle of a module has."""
+"""Hooks on torch modules, which do nothing in copies and pickles of a module."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import copyreg
 import functools
 import logging
 import threading
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 
-from tensortap.values.torch import private_compiler
+from tensortap.rooms.track.torch import internals
 from tensortap.values.torch.hidden import constant_when_compiled, hide_from_compiler
+from tensortap.values.torch.private_compiler import compiler_is_loaded
 
 log = logging.getLogger("tensortap")
 
+WHOLE = "it is compiled with fullgraph=True, where nothing can look at it"
 _compiling: Callable[[], bool] = torch.compiler.is_compiling
 # takes whatever a hook takes and does nothing; a pickle with it loads without tensortap
 _NOTHING = contextlib.nullcontext().__exit__
@@ -28,35 +30,33 @@ def _skip_frames() -> None:
 
     It would compile hooks one by one, and modules of torch because they have hooks.
     """
-    private_compiler.skip_frame(ModuleHook.__call__.__code__)
+    for code in _skipped:
+        internals.skip_frame(code)
     for cls in list(_hooked):
         _skip_forward(cls, True)
-    private_compiler.guard_hooks()
+    internals.guard_hooks()
 
 
 def _skip_forward(cls: type, skip: bool) -> None:
     code = getattr(getattr(cls, "forward", None), "__code__", None)
     if code is not None and cls.__module__.startswith(("torch.nn.", "torch.ao.")):
-        private_compiler.skip_frame(code, skip, calls=False)
+        internals.skip_frame(code, skip, calls=False)
 
 
 @functools.cache
 def _report_split() -> None:
     log.warning(
-        "tensortap: modules are not seen inside graphs with fullgraph=True that torch splits for "
-        "DDP: set torch._dynamo.config.optimize_ddp = False"
+        "tensortap: modules are not seen inside graphs that torch splits for DDP: set "
+        "torch._dynamo.config.optimize_ddp = False"
     )
 
 
-def _may_leave() -> bool:
-    """Return whether the graph that is being compiled may break; report it if it may not."""
-    if private_compiler.must_not_break():
-        _report_split()
-        return False
-    return True
-
-
-for _function in (_skip_frames, _may_leave, private_compiler.splits_for_ddp):
+for _function in (
+    _skip_frames,
+    _report_split,
+    internals.splits_for_ddp,
+    internals.may_break,
+):
     constant_when_compiled(_function)
 
 
@@ -84,6 +84,7 @@ class ModuleHook:
             return hook(*args)
 
         hide_from_compiler(leave)
+        _skipped.add(leave.__code__)
         self._hook, self._leave, self._in_graph = hook, leave, in_graph
         self.probe, self.gradient_probe = tensors or GraphTensors()
 
@@ -92,12 +93,11 @@ class ModuleHook:
             self._hook(*args)
         elif self._in_graph is not None:
             _skip_frames()
-            if not private_compiler.splits_for_ddp():
+            if internals.splits_for_ddp():
+                _report_split()
+            else:
                 self._in_graph(self, *args)
-            elif _may_leave():
-                self._leave(*args)
 
-    # for classes that copy or pickle their attributes in a way of their own
     def __deepcopy__(self, memo: Any) -> Callable[..., None]:
         return _NOTHING
 
@@ -112,22 +112,57 @@ class ReplacingHook(ModuleHook):
         return self._leave(*args)
 
 
+class BreakingHook(ModuleHook):
+    """A hook at which graphs break, of an optimizer or a gradient: it looks at what they computed.
+
+    Where a graph must be whole (`fullgraph=True`), it does nothing but tell `missed` the reason.
+    """
+
+    def __init__(self, hook: Callable[..., Any], missed: Callable[[str], object]) -> None:
+        super().__init__(hook)
+
+        def note() -> None:
+            missed(WHOLE)
+
+        constant_when_compiled(note)
+        self._note = note
+        skip_code(BreakingHook.__call__.__code__)
+
+    def __call__(self, *args: Any) -> None:
+        if not _compiling():
+            self._hook(*args)
+        elif internals.may_break():
+            self._leave(*args)
+        else:
+            self._note()
+
+
+def skip_code(code: CodeType) -> None:
+    """Keep the compiler from compiling this code, also if it is loaded later."""
+    if code not in _skipped:
+        _skipped.add(code)
+        if compiler_is_loaded():
+            internals.skip_frame(code)
+        else:
+            internals.when_compiler_loads(_skip_frames)
+
+
 def hook_module(
     module: torch.nn.Module, hook: ModuleHook, *, before: bool = False, **options: bool
 ) -> Callable[[], None]:
     """Call the hook after (or `before`) the forward of a module; return a function that ends this.
 
-    The `options` are those of torch. While the hook lasts, copies and pickles of modules of this
-    class are made without such hooks.
+    The `options` are those of torch. A ScriptModule takes no hooks.
     """
+    if isinstance(module, torch.jit.ScriptModule):
+        return _NOTHING
     register = module.register_forward_pre_hook if before else module.register_forward_hook
     handle = register(hook, **options)
     cls = type(module)
     with _lock:
         _hooked[cls] += 1
-        copyreg.dispatch_table.setdefault(cls, _reduced)
-        if not private_compiler.compiler_is_loaded():
-            private_compiler.when_compiler_loads(_skip_frames)
+        if not compiler_is_loaded():
+            internals.when_compiler_loads(_skip_frames)
         elif _hooked[cls] == 1:
             _skip_frames()
 
@@ -137,36 +172,12 @@ def hook_module(
             _hooked[cls] -= 1
             if not _hooked[cls]:
                 del _hooked[cls]
-                if private_compiler.compiler_is_loaded():
+                if compiler_is_loaded():
                     _skip_forward(cls, False)
-                if copyreg.dispatch_table.get(cls) is _reduced:
-                    del copyreg.dispatch_table[cls]
 
     return undo
 
 
 _lock = threading.Lock()
+_skipped = {ModuleHook.__call__.__code__}
 _hooked: collections.Counter[type] = collections.Counter()
-
-
-def _reduced(module: torch.nn.Module) -> Any:
-    """Return what a copy or a pickle of a module is made from, without our hooks."""
-    reduced = module.__reduce_ex__(4)
-    if not isinstance(reduced, tuple) or len(reduced) < 3 or not isinstance(reduced[2], dict):
-        return reduced
-    state = dict(reduced[2])
-    tables = {
-        key: table
-        for key, table in state.items()
-        if key.startswith("_forward_") and isinstance(table, collections.OrderedDict)
-    }
-    ours = {
-        number
-        for table in tables.values()
-        for number, hook in table.items()
-        if isinstance(hook, ModuleHook)
-    }
-    for key, table in tables.items():
-        kept = [(number, hook) for number, hook in table.items() if number not in ours]
-        state[key] = collections.OrderedDict(kept)
-    return (*reduced[:2], state, *reduced[3:])

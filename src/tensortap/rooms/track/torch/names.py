@@ -69,11 +69,6 @@ class Names:
         for path, parameter in self.root.named_parameters(remove_duplicate=False):
             yield keras.get(id(parameter)) or self.plain(path), parameter
 
-    def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every buffer once."""
-        for path, buffer in self.root.named_buffers():
-            yield self.plain(path), buffer
-
 
 def _wrapped(module: torch.nn.Module) -> tuple[str, torch.nn.Module] | None:
     """Return the module in a wrapper and its name there, the first child; None for no wrapper."""

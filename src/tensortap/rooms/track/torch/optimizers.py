@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+
+from tensortap.rooms.track.torch.hooks import BreakingHook, skip_code
 
 
 class FoundOptimizer(NamedTuple):
@@ -32,7 +33,7 @@ def find_optimizers(given: Any) -> list[FoundOptimizer]:
     for number, each in enumerate(one for one in optimizers if one is not None):
         if not _is_optimizer(each):
             raise TypeError(
-                f"optimizer must be a torch optimizer, or a list of them, got {shown(each)}"
+                f"optimizer must be a torch optimizer, or a list of them, got {each!r:.100}"
             )
         _find(each, number, found)
     return list(found.values())
@@ -48,12 +49,7 @@ def _find(optimizer: Any, number: int, found: dict[int, FoundOptimizer]) -> None
 
 def _inside(optimizer: Any) -> list[Any]:
     """Return the optimizers that a wrapper holds, whatever it calls them."""
-    try:
-        held = list(vars(optimizer).values())
-    except Exception:  # it has slots, or raises
-        held = []
-    with contextlib.suppress(Exception):
-        held.append(optimizer.optimizer)
+    held = [*getattr(optimizer, "__dict__", {}).values(), getattr(optimizer, "optimizer", None)]
     for each in list(held):
         if type(each) in (list, tuple):
             held.extend(each)
@@ -63,20 +59,9 @@ def _inside(optimizer: Any) -> list[Any]:
 
 
 def _is_optimizer(value: Any) -> bool:
-    try:
-        if isinstance(value, (torch.nn.Module, torch.Tensor, type)):
-            return False
-        return hasattr(value, "param_groups") and hasattr(value, "step")
-    except Exception:
+    if isinstance(value, (torch.nn.Module, torch.Tensor, type)):
         return False
-
-
-def shown(value: Any) -> str:
-    """Return the start of the repr of an object, which may not have one."""
-    try:
-        return repr(value)[:100]
-    except Exception:
-        return f"a {type(value).__name__}"
+    return hasattr(value, "param_groups") and hasattr(value, "step")
 
 
 def parameters_of(optimizer: Any) -> Iterator[torch.nn.Parameter]:
@@ -90,19 +75,40 @@ def zeroes_itself(optimizer: Any) -> bool:
     return own is torch.optim.Optimizer.zero_grad
 
 
-def before_zero_grad(optimizer: Any, look: Callable[[Any], None]) -> Callable[[], None]:
+def hook_step(
+    optimizer: Any,
+    before: Callable[..., None],
+    after: Callable[..., None],
+    missed: Callable[[str], object],
+) -> list[Callable[[], None]]:
+    """Call functions before and after each step; return functions that end this.
+
+    If a compiler hides the steps, `missed` is called with the reason.
+    """
+    return [
+        optimizer.register_step_pre_hook(BreakingHook(before, missed)).remove,
+        optimizer.register_step_post_hook(BreakingHook(after, missed)).remove,
+    ]
+
+
+def before_zero_grad(
+    optimizer: Any, look: Callable[[Any], None], missed: Callable[[str], object]
+) -> Callable[[], None]:
     """Call `look` before an optimizer zeroes its gradients; return a function that undoes this.
 
     Optimizers have hooks for their step, but none for `zero_grad`. It is replaced in the instance's
     own dict, because a wrapper may pass on what is assigned to it.
     """
+    hook = BreakingHook(look, missed)
     own = vars(optimizer).get("zero_grad")
     original = optimizer.zero_grad
 
     @functools.wraps(original)
     def zero_grad(*args: Any, **kwargs: Any) -> Any:
-        look(optimizer)
+        hook(optimizer)
         return original(*args, **kwargs)
+
+    skip_code(zero_grad.__code__)  # type: ignore[attr-defined]
 
     def undo() -> None:
         if vars(optimizer).get("zero_grad") is zero_grad:

@@ -19,9 +19,10 @@ import torch
 
 from tensortap.core.record import Summary
 from tensortap.rooms.track.observing import Explain, tensors_in
+from tensortap.rooms.track.torch import internals
+from tensortap.rooms.track.torch.hooks import BreakingHook
 from tensortap.rooms.track.torch.names import Names, unwrapped
 from tensortap.values.torch import private
-from tensortap.values.torch.hidden import hide_from_compiler
 from tensortap.values.torch.shards import local_part
 from tensortap.values.torch.tensors import quiet
 
@@ -115,7 +116,7 @@ class Origins:
     def _gather(self, name: str, cls: str, inputs: Any, look: Any) -> Any:
         """Return a function of nothing that tells where an output was made, without the tensors."""
         own: Evidence = look(inputs)
-        calls = private.module_calls() if own else []
+        calls = internals.module_calls() if own else []
         outer = [
             (weakref.ref(above.module), call.caller, look(above.inputs))
             for call, above in itertools.pairwise(calls)
@@ -138,7 +139,8 @@ class Origins:
             return {"origin": name, "where": where + made}
         target = name
         for module, caller, evidence in outer:
-            this = _name_of(module(), names)
+            inner = unwrapped(module())
+            this = names.get(id(inner), type(inner).__name__)
             if this == target:  # a wrapper
                 continue
             if not _read(evidence):
@@ -183,8 +185,13 @@ class Origins:
         """
         this_pass = private.backward_pass()
         if on_device(gradient):
-            gradients, count = self._gradients, len(self._gradients)
-            return lambda stats: _behind(_first_bad(gradients[:count], this_pass) or uses)
+            passed, count = self._gradients, len(self._gradients)
+            bad = (
+                names
+                for number, names, extent in itertools.islice(passed, count)
+                if number == this_pass and _read([extent]) not in ("", "-Inf")
+            )
+            return lambda stats: _behind(next(bad, uses))
         bad_pass, names = self._bad_inputs
         return lambda stats: _behind(names if this_pass == bad_pass else uses)
 
@@ -195,8 +202,8 @@ class Origins:
             if gradient is not None:
                 self._note_gradient(gradient, names)
 
-        hide_from_compiler(on_gradient)
-        tensor.register_hook(torch.utils.hooks.unserializable_hook(on_gradient))
+        hook = BreakingHook(on_gradient, lambda reason: None)
+        tensor.register_hook(torch.utils.hooks.unserializable_hook(hook))
 
     def _note_gradient(self, gradient: torch.Tensor, names: list[str]) -> None:
         """Note who took an input if its gradient is the first that is not finite."""
@@ -222,11 +229,6 @@ def _behind(names: Iterable[str]) -> dict[str, str]:
     return {"behind": " ".join(inner)}
 
 
-def _name_of(module: Any, names: dict[int, str]) -> str:
-    inner = unwrapped(module)
-    return names.get(id(inner), type(inner).__name__)
-
-
 def on_device(tensor: torch.Tensor) -> bool:
     """Return whether statistics of a tensor are known only later."""
     return bool(tensor.is_cuda)
@@ -238,20 +240,8 @@ def _address(output: Any) -> int:
     return output.data_ptr() if plain else 0
 
 
-def _first_bad(gradients: list[tuple[int, list[str], torch.Tensor]], this_pass: int) -> list[str]:
-    """Return who took the input whose gradient was the first in a pass that was not finite."""
-    for number, names, extent in gradients:
-        if number == this_pass and _read([extent]) not in ("", "-Inf"):
-            return names
-    return []
-
-
 def _is_bad(stats: Summary) -> bool:
     return bool(stats.nans or stats.posinfs)  # -Inf alone may be a mask
-
-
-def _is_real(tensor: torch.Tensor) -> bool:
-    return (tensor.is_floating_point() or tensor.is_complex()) and not tensor.is_nested
 
 
 def _range(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -259,7 +249,8 @@ def _range(tensor: torch.Tensor) -> torch.Tensor | None:
 
     Nothing waits for the device. None for a tensor without values, or one still being gathered.
     """
-    if not _is_real(tensor) or private.running_collective(tensor) is not None:
+    is_real = (tensor.is_floating_point() or tensor.is_complex()) and not tensor.is_nested
+    if not is_real or internals.running_collective(tensor) is not None:
         return None
     with quiet():
         local = local_part(tensor).detach()
@@ -285,18 +276,11 @@ def _worst(value: Any, known: int = 0) -> str:
 
     A tensor at the address `known` was finite, whatever has overwritten it.
     """
-    found = ""
+    tensors = [tensor for _, tensor in tensors_in(value, torch.Tensor)]
     with quiet():
-        for _, tensor in tensors_in(value, torch.Tensor):
-            if not _is_real(tensor):
-                continue
-            local = local_part(tensor)
-            if (known and local.data_ptr() == known) or bool(local.sum().isfinite()):
-                continue
-            if bool(local.isnan().any()):
-                return "NaN"
-            infinite = local[local.isinf()]
-            if infinite.numel():
-                negative = not local.is_complex() and bool((infinite < 0).all())
-                found = found if negative and found else "-Inf" if negative else "Inf"
-    return found
+        extents = [
+            _range(tensor)
+            for tensor in tensors
+            if not (known and local_part(tensor).data_ptr() == known)
+        ]
+    return _read([extent for extent in extents if extent is not None])

@@ -7,41 +7,32 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from tensortap.core.record import Kind
-from tensortap.rooms.track.observing import (
-    Explain,
-    HookObserver,
-    TensorBatch,
-    inputs_of,
-    tensors_in,
-)
-from tensortap.rooms.track.torch.collectives import Collectives
+from tensortap.rooms.track.batches import ObservedBatch
+from tensortap.rooms.track.observing import Explain, HookObserver, inputs_of, tensors_in
+from tensortap.rooms.track.torch import internals
 from tensortap.rooms.track.torch.descriptions import Descriptions
-from tensortap.rooms.track.torch.gradients import OutputGradients, OutputPlace
+from tensortap.rooms.track.torch.gradients import Collectives, OutputGradients, OutputPlace
 from tensortap.rooms.track.torch.graph_outputs import GraphProbe, insert
 from tensortap.rooms.track.torch.hooks import ModuleHook, hook_module
 from tensortap.rooms.track.torch.layouts import Layouts
 from tensortap.rooms.track.torch.names import Names, type_name, unwrapped
 from tensortap.rooms.track.torch.origins import Origins
-from tensortap.rooms.track.torch.uncalled import REASON, UncalledModules, has_forward
 from tensortap.stats import summarize as stats
 from tensortap.values.torch import private
-from tensortap.values.torch.graphs import forget_graphs
-from tensortap.values.torch.hidden import hide_from_compiler
 from tensortap.values.torch.summarize import EXCHANGES
 
 GENERATED = 1_000_000  # the first call of a pass within `generate`
-OBSERVED = "a model is observed in them"
-_TRAINED_IN_EVAL = (
-    "it is trained in eval() mode, which was not recorded before the first backward pass: call "
-    "model.train(), or pass only_training=False"
-)
+_SCRIPTED = "a ScriptModule takes no hooks, so its output and its modules' are not seen"
+OBSERVED = "a model is observed"
+_TRAINED_IN_EVAL = "it is trained in eval() mode: call model.train(), or pass only_training=False"
+_NOT_CALLED = "its weights are used, but the module itself is not called, so it has no output"
 
 
 class ModuleCall(NamedTuple):
@@ -69,31 +60,30 @@ class OutputHooks:
         batch = None if self._layouts.mesh else observer.batch
         self._descriptions = Descriptions(detaching=batch is None)
         self._collectives = Collectives(observer)
-        self._uncalled = UncalledModules(root)
+        # modules with weights of their own that have not been called yet
+        self._uncalled: dict[str, torch.nn.Module] = {}
         self._context = None if batch is None or not EXCHANGES else self._shared(batch)
         self._gradients = OutputGradients(
             observer, self.origins, self._descriptions, self._collectives, self._context
         )
-        self._trained_in_eval = False
-        self._structure: dict[str, torch.nn.Module] = {}  # when the hooks were attached
+        self._skipped_eval = False  # whether a pass of this step was skipped, with gradients
         self._root_name = title
         root = unwrapped(root)
         self._stage_root = root if next(root.children(), None) is not None else None
 
-    def _shared(self, batch: TensorBatch) -> Any:
+    def _shared(self, batch: ObservedBatch) -> Any:
         """Return what the hooks in C share."""
         return stats.kernel.HookContext(
             batch.summaries, batch.hand_over, self.observer, self.root, self._collectives.waiting,
-            self._uncalled.modules, self._next_call, torch.is_grad_enabled, private.backward_pass,
+            self._uncalled, self._next_call, torch.is_grad_enabled, private.backward_pass,
             private.version_of,
         )  # fmt: skip
 
     def attach(self) -> None:
         if not {Kind.ACTIVATION, Kind.GRADIENT} & set(self.observer.kinds):
             return
-        forget_graphs(OBSERVED, begins=True)
-        self._undo.append(functools.partial(forget_graphs, OBSERVED, begins=False))
-        self._structure = dict(self.root.named_modules())
+        internals.forget_graphs(OBSERVED, begins=True)
+        self._undo.append(functools.partial(internals.forget_graphs, OBSERVED, begins=False))
         for i, (name, module) in enumerate(Names(self.root).modules()):
             if self.title:  # the model itself comes first
                 name = f"{self.title}.{name}" if i else self.title
@@ -101,22 +91,12 @@ class OutputHooks:
                 self._root_name = name
             self._attach_module(module, name)
 
-    def added(self) -> list[str]:
-        """Return the names of modules that have come since the hooks were attached.
-
-        An empty name says that something else has changed.
-        """
-        found, known = dict(self.root.named_modules()), self._structure
-        if not known or found == known:
-            return []
-        names = Names(self.root)
-        new = [name for name, module in found.items() if module is not known.get(name)]
-        return [names.plain(name) for name in new if has_forward(found[name])] or [""]
-
     def _attach_module(self, module: torch.nn.Module, name: str) -> None:
         activation = self.observer.wants(Kind.ACTIVATION, name)
         gradient = self.observer.wants(Kind.GRADIENT, name)
-        if activation or gradient:
+        if (activation or gradient) and isinstance(module, torch.jit.ScriptModule):
+            self.observer.unseen[name] = _SCRIPTED
+        elif activation or gradient:
             cls = type_name(unwrapped(module))
             wanted = ModuleCall(0, 0, activation, gradient)
             hook = self._hook(module, name, cls, wanted)
@@ -132,7 +112,8 @@ class OutputHooks:
                 self._undo.append(undo)
             both = ModuleHook(hook, insert, probe.tensors)
             self._undo.append(hook_module(module, both, with_kwargs=True))
-            self._uncalled.add(name, module)
+            if _needs_call(module):
+                self._uncalled[name] = module
 
     def _hook(
         self, module: torch.nn.Module, name: str, cls: str, wanted: ModuleCall
@@ -168,18 +149,21 @@ class OutputHooks:
             self._graph_probes.pop().close()
         self._gradients.end_step()
         self._uncalled.clear()
-        self._structure.clear()
 
     def uncalled_names(self) -> set[str]:
         """Return the names of modules with weights that have not been called yet."""
-        return self._uncalled.names()
+        return set(self._uncalled)
 
     def end_step(self, is_trained: Callable[[torch.nn.Parameter], bool]) -> None:
         """Report modules that are trained but not called, and begin to count calls from zero."""
         self._collectives.poll(most=0)
-        if self.observer.capturing and self._calls:
-            for name in self._uncalled.trained(is_trained):
-                self.observer.unseen.setdefault(name, REASON)
+        if self.observer.capturing:
+            unseen = self.observer.unseen
+            if self._calls:
+                unseen.update(dict.fromkeys(self._trained_uncalled(is_trained), _NOT_CALLED))
+            elif self._skipped_eval:
+                unseen[self._root_name] = _TRAINED_IN_EVAL
+        self._skipped_eval = False
         self._calls.clear()
         self._layouts.end_step()
         self._recomputable.clear()
@@ -188,6 +172,26 @@ class OutputHooks:
             probe.end_step()
         if self.origins is not None:
             self.origins.end_step()
+
+    def _trained_uncalled(self, is_trained: Callable[[torch.nn.Parameter], bool]) -> Iterator[str]:
+        """Yield the modules that are trained without being called, each once."""
+        found = [
+            (name, weights)
+            for name, module in self._uncalled.items()
+            if (weights := [p for p in module.parameters(recurse=False) if is_trained(p)])
+        ]
+        if not found:
+            return
+        called = {  # a tied weight may belong to a module that is called
+            id(parameter)
+            for name, module in Names(self.root).modules()
+            if name not in self._uncalled
+            for parameter in module.parameters(recurse=False)
+        }
+        for name, weights in found:
+            del self._uncalled[name]
+            if not any(id(parameter) in called for parameter in weights):
+                yield name
 
     def _on_inputs(
         self, name: str, cls: str, module: torch.nn.Module, args: Any, kwargs: Any
@@ -212,7 +216,15 @@ class OutputHooks:
         except Exception as error:
             observer.fault(name, error)
 
-    def _on_output(
+    def _on_output(self, name: str, *call: Any) -> None:
+        if self.observer.capturing:
+            try:
+                self._collectives.poll()
+                self._observe(name, *call)
+            except Exception as error:
+                self.observer.fault(name, error)
+
+    def _observe(
         self,
         name: str,
         cls: str,
@@ -223,31 +235,13 @@ class OutputHooks:
         kwargs: Any,
         output: Any,
     ) -> None:
-        observer = self.observer
-        if not observer.capturing:
+        observer, training, inputs = self.observer, self.root.training, (args, kwargs)
+        if observer.only_training and not training:
+            self._skipped_eval |= torch.is_grad_enabled()
             return
-        try:
-            self._collectives.poll()
-            self._observe(name, cls, wanted, original, module, (args, kwargs), output)
-        except Exception as error:
-            observer.fault(name, error)
-
-    def _observe(
-        self,
-        name: str,
-        cls: str,
-        wanted: ModuleCall,
-        original: torch.nn.Module,
-        module: torch.nn.Module,
-        inputs: Any,
-        output: Any,
-    ) -> None:
-        observer, training = self.observer, self.root.training
-        if observer.only_training and not training and not self._is_trained_in_eval(output):
-            return
-        if original is self._stage_root and private.is_inner_stage():
+        if original is self._stage_root and internals.is_inner_stage():
             return  # the model has no such output
-        self._uncalled.called(name)
+        self._uncalled.pop(name, None)
         again = private.backward_pass() != -1  # a checkpoint recomputes in the backward pass
         tags = mode_tags(training)
         wanted = _counted_as(wanted, tags)
@@ -283,39 +277,15 @@ class OutputHooks:
     def _observe_later(self, seen: tuple[Any, ...], step: int, explain: Explain | None) -> None:
         self.observer.observe(*self._descriptions.observed(*seen), step, None, explain)
 
-    def _is_trained_in_eval(self, output: Any) -> bool:
-        """Return whether a backward pass has gone through the model in ``eval()`` mode."""
-        if self._trained_in_eval or not torch.is_grad_enabled():
-            return self._trained_in_eval and torch.is_grad_enabled()
-        this = weakref.ref(self)
-
-        def on_gradient(gradient: torch.Tensor | None) -> None:
-            hooks = this()
-            if hooks is not None and hooks.observer.active and not hooks._trained_in_eval:
-                hooks.note_backward()
-
-        for _, tensor in tensors_in(output, torch.Tensor):
-            if tensor.requires_grad and not tensor.is_leaf:
-                hide_from_compiler(on_gradient)
-                tensor.register_hook(torch.utils.hooks.unserializable_hook(on_gradient))
-                break
-        return False
-
-    def note_backward(self) -> None:
-        """Note that a backward pass goes through the model, which is in ``eval()`` mode."""
-        if self.observer.only_training and not self.root.training and not self._trained_in_eval:
-            self._trained_in_eval = True
-            self.observer.unseen[self._root_name] = _TRAINED_IN_EVAL
-
     def count_in_graph(
         self, wanted: ModuleCall, name: str, again: bool, output: Any
     ) -> tuple[ModuleCall, dict[str, str]] | None:
         """Return where a call in a compiled graph is counted, and its tags; None to ignore it."""
         training = self.root.training
-        trained = training or (self._trained_in_eval and torch.is_grad_enabled())
-        if self.observer.only_training and not trained:
+        if self.observer.only_training and not training:
+            self._skipped_eval |= torch.is_grad_enabled()
             return None
-        self._uncalled.called(name)
+        self._uncalled.pop(name, None)
         tags = mode_tags(training)
         counted = self._count(_counted_as(wanted, tags), name, again, False, output)
         return None if counted is None else (counted, tags)
@@ -342,6 +312,14 @@ class OutputHooks:
         self._calls[key] = call + 1
         self._recomputable.setdefault(name, []).append(call)
         return call
+
+
+def _needs_call(module: torch.nn.Module) -> bool:
+    """Return whether a module has weights and, unlike a list of parameters, can be called."""
+    if isinstance(module, NonDynamicallyQuantizableLinear):
+        return False  # out_proj of nn.MultiheadAttention, whose output is that of the attention
+    can_be_called = getattr(type(module), "forward", None) is not torch.nn.Module.forward
+    return can_be_called and next(module.parameters(recurse=False), None) is not None
 
 
 _GENERATING = {"mode": "generate"}

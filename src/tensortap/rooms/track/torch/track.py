@@ -5,43 +5,40 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from tensortap.core.record import Kind
-from tensortap.rooms.track.observing import (
-    Observed,
-    TrackObserver,
-    never_skipped,
-    tensors_in,
-)
+from tensortap.rooms.track.observer import Observer
+from tensortap.rooms.track.observing import Observed, tensors_in
 from tensortap.rooms.track.torch.descriptions import Descriptions
-from tensortap.rooms.track.torch.layouts import UNKNOWN
-from tensortap.rooms.track.torch.meshes import tensor_mesh
+from tensortap.rooms.track.torch.hooks import BreakingHook
+from tensortap.rooms.track.torch.layouts import UNKNOWN, tensor_mesh
 from tensortap.rooms.track.torch.names import Names
 from tensortap.rooms.track.torch.optimizers import (
     FoundOptimizer,
     before_zero_grad,
     find_optimizers,
+    hook_step,
     parameters_of,
-    shown,
     zeroes_itself,
 )
 from tensortap.rooms.track.torch.outputs import OutputHooks
-from tensortap.rooms.track.torch.weight_gradients import WeightGradients
+from tensortap.values.torch.private import version_of
 from tensortap.values.torch.tensors import has_values
 
 log = logging.getLogger("tensortap")
+_LAZY = "a lazy module has no weights before its first call, so the initial ones are not seen"
 _COPIES = (
     "the optimizer trains copies of the weights and takes their gradients away: recorded are those "
     "of the copies, such as {}"
 )
-_ADDED = "it was added after tracking began: it is observed from the next step on"
 
 
-def hooks_of(model: Any, optimizer: Any, observer: TrackObserver) -> ModelHooks | None:
+def hooks_of(model: Any, optimizer: Any, observer: Observer) -> ModelHooks | None:
     """Return hooks that track a torch model; None for anything else."""
     is_module = isinstance(model, torch.nn.Module)
     return ModelHooks(model, optimizer, observer) if is_module else None
@@ -60,7 +57,7 @@ class TrackedModule(NamedTuple):
 class ModelHooks:
     """Hooks on a model and its optimizers."""
 
-    def __init__(self, root: torch.nn.Module, optimizer: Any, observer: TrackObserver) -> None:
+    def __init__(self, root: torch.nn.Module, optimizer: Any, observer: Observer) -> None:
         self._observer = observer
         self._outputs = OutputHooks(root, observer)
         self._parameters = ParameterHooks(root, optimizer, observer)
@@ -96,17 +93,12 @@ class ModelHooks:
             self._parameters.end_step()
         for hooks in self._listening:
             self._guarded(hooks.end_step)
-        if self._observer.capturing and (added := self._outputs.added()):
-            # all of them: an adapter changes the names of the modules that it wraps
-            self.detach()
-            self.attach()
-            self._observer.remarks.update(dict.fromkeys(filter(None, added), _ADDED))
 
 
 class ParameterHooks:
     """Observe parameters at the end of a step, and their gradients before they are zeroed."""
 
-    def __init__(self, root: torch.nn.Module, optimizer: Any, observer: TrackObserver) -> None:
+    def __init__(self, root: torch.nn.Module, optimizer: Any, observer: Observer) -> None:
         self.root = root
         self.observer = observer
         self.optimizers = find_optimizers(optimizer)
@@ -122,12 +114,12 @@ class ParameterHooks:
         self._early: dict[str, torch.Tensor] = {}
         self._early_needed = True
         self._stepping = False
-        self._began = False
         self._copies: str | None = None  # name of a gradient of a parameter that the model lacks
         self._found: list[tuple[Observed, torch.Tensor]] = []  # and not yet handed over
         # for each optimizer step of the current and of the last step: None, or found_inf
         self._found_inf: list[Any] = []
         self._last_found_inf: list[Any] = [None]
+        self._ended = False  # whether a step has ended
 
     def attach(self) -> None:
         self._name_parameters()
@@ -142,23 +134,24 @@ class ParameterHooks:
             if not parameter.requires_grad or not has_values(parameter):
                 continue
             if self.observer.wants(Kind.WEIGHT_GRADIENT, name):
-                hook = functools.partial(self._on_accumulated, name)
+                missed = functools.partial(self.observer.unseen.__setitem__, name)
+                hook = BreakingHook(functools.partial(self._on_accumulated, name), missed)
                 handle = parameter.register_post_accumulate_grad_hook(hook)
                 self._undo.append(handle.remove)
 
     def _attach_optimizers(self) -> bool:
         """Hook into the optimizers inside all wrappers; return whether all of them take hooks."""
         complete = True
+        missed = functools.partial(self.observer.unseen.__setitem__, "optimizer")
         for optimizer, number, wraps in self.optimizers:
             look = functools.partial(self._guarded, self._on_optimizer_step, number)
             try:
                 if not wraps:  # the step of a wrapper calls this one
                     before, after = (functools.partial(look, after) for after in (False, True))
-                    self._undo.append(optimizer.register_step_pre_hook(before).remove)
-                    self._undo.append(optimizer.register_step_post_hook(after).remove)
+                    self._undo += hook_step(optimizer, before, after, missed)
                 if not wraps or zeroes_itself(optimizer):
                     look = functools.partial(self._guarded, self._on_zero_grad, number)
-                    self._undo.append(before_zero_grad(optimizer, look))
+                    self._undo.append(before_zero_grad(optimizer, look, missed))
             except Exception as error:
                 complete = complete and wraps
                 if not wraps:
@@ -166,7 +159,7 @@ class ParameterHooks:
         return complete
 
     def _report_optimizer(self, optimizer: Any, problem: str, error: Exception) -> None:
-        self.observer.unseen["optimizer"] = f"{type(optimizer).__name__} {problem}: {shown(error)}"
+        self.observer.unseen["optimizer"] = f"{type(optimizer).__name__} {problem}: {error!r:.100}"
 
     def _guarded(self, look: Callable[..., object], *args: Any) -> None:
         """Call a hook of an optimizer, whose errors must not reach the training."""
@@ -181,7 +174,7 @@ class ParameterHooks:
     def detach(self) -> None:
         while self._undo:
             self._guarded(self._undo.pop())
-        self.observer.skipped = never_skipped  # the observer outlives the training
+        self.observer.skipped = None  # the observer outlives the training
         self._parameters.clear()
         self._gradients.end_step({})
         self._early.clear()
@@ -229,6 +222,11 @@ class ParameterHooks:
         if not after:
             # a GradScaler skips the step, or sets this for optimizers that skip it themselves
             self._found_inf.append(getattr(optimizer, "found_inf", None))
+            if len(self._found_inf) == 20 * len(self.optimizers) and not self._ended:
+                log.warning(
+                    "tensortap: 20 steps of the optimizer are recorded as one step: "
+                    "call tracker.step() after each optimizer.step()"
+                )
         if not self.observer.capturing:
             return
         self._stepping = not after
@@ -302,7 +300,7 @@ class ParameterHooks:
     # -- the end of a step ---------------------------------------------------------------
 
     def end_step(self) -> None:
-        self._last_found_inf, self._found_inf = self._found_inf, []
+        self._last_found_inf, self._found_inf, self._ended = self._found_inf, [], True
         self._stepping = False  # also where the step of an optimizer has raised
         if self.observer.capturing:
             try:
@@ -326,57 +324,58 @@ class ParameterHooks:
 
     def _observe_weights(self, tags: dict[str, str]) -> None:
         for name, parameter in self._parameters.items():
-            if has_values(parameter) and self.observer.wants(Kind.WEIGHT, name):
+            if not self.observer.wants(Kind.WEIGHT, name):
+                continue
+            if not has_values(parameter):
+                if torch.nn.parameter.is_lazy(parameter):
+                    self.observer.unseen[name] = _LAZY
+            else:
                 self._observe(name, Kind.WEIGHT, parameter, {**self._tags(name), **tags})
 
     def _observe_initial(self) -> None:
         """Observe the weights before the first update, as of the step before it."""
-        first, self._began = not self._began, True
         # in later steps, those of the step before are known
-        if first and self.observer.capturing and self.observer.step_number == 0:
+        if self.observer.capturing and self.observer.step_number == 0:
             try:
                 self._observe_weights({"initial": "1"})
             finally:
                 self._observe_found(step=-1)
 
     def _observe_state(self) -> None:
-        for name, _, state in self._states():
-            for key, value in state.items():
-                known = self._state_tags.get((name, key))
-                if known is None:
-                    tags = {"state": str(key), "parameter": name, **self._tags(name)}
-                    known = self._state_tags[name, key] = f"{name}.{key}", tags
-                label, tags = known
-                if not self.observer.wants(Kind.OPTIMISER_STATE, label):
-                    continue
-                if isinstance(value, (int, float)):
-                    value = torch.tensor(value, dtype=torch.float64)
-                for path, tensor in tensors_in(value, torch.Tensor):
-                    self._observe(label + path, Kind.OPTIMISER_STATE, tensor, tags)
-
-    def _states(self) -> Iterator[tuple[str, torch.nn.Parameter, Mapping[Any, Any]]]:
-        """Yield every parameter of the optimizers with its name and state."""
         seen: set[int] = set()  # wrappers show the state of what they wrap as their own
         for optimizer, number, wraps in self.optimizers:
             try:
-                state = optimizer.state
-                if id(state) in seen:
-                    continue
-                seen.add(id(state))
-                found = [
-                    (self._name_of(parameter, number, index), parameter, state.get(parameter) or {})
-                    for index, parameter in enumerate(parameters_of(optimizer))
-                ]
+                if id(optimizer.state) not in seen:
+                    seen.add(id(optimizer.state))
+                    for index, parameter in enumerate(parameters_of(optimizer)):
+                        state = optimizer.state.get(parameter) or {}
+                        self._observe_state_of(self._name_of(parameter, number, index), state)
             except Exception as error:
                 if not wraps:
                     self._report_optimizer(optimizer, "has no state that can be read", error)
+
+    def _observe_state_of(self, name: str, state: Mapping[Any, Any]) -> None:
+        for key, value in state.items():
+            known = self._state_tags.get((name, key))
+            if known is None:
+                tags = {"state": str(key), "parameter": name, **self._tags(name)}
+                known = self._state_tags[name, key] = f"{name}.{key}", tags
+            label, tags = known
+            if not self.observer.wants(Kind.OPTIMISER_STATE, label):
                 continue
-            yield from found
+            if isinstance(value, (int, float)):
+                value = torch.tensor(value, dtype=torch.float64)
+            for path, tensor in tensors_in(value, torch.Tensor):
+                self._observe(label + path, Kind.OPTIMISER_STATE, tensor, tags)
 
     def _observe(
         self, name: str, kind: Kind, tensor: torch.Tensor, tags: dict[str, str], call: int = 0
     ) -> None:
         try:
+            if tensor.is_sparse:  # the values of its entries, which optimizers add up like this
+                shape = "x".join(map(str, tensor.shape))
+                tags = {**tags, "sparse": f"values of a sparse tensor of shape {shape}"}
+                tensor = tensor.detach().coalesce().values()
             if self._mesh and not hasattr(tensor, "device_mesh"):
                 tags = {**tags, "placements": UNKNOWN, "mesh": self._mesh}
             self._found.append(self._descriptions.observed(name, kind, tensor, call, "", tags))
@@ -387,3 +386,55 @@ class ParameterHooks:
         """Hand over the tensors that were found, to be summarized together."""
         found, self._found = self._found, []
         self.observer.observe_all(found, step)
+
+
+class WeightGradients:
+    """Tells gradients of this step, observed or not, from those that are left over."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, int] = {}
+        self._accumulated: dict[str, int] = {}  # the version when a gradient was last added to
+        self._known: dict[str, tuple[weakref.ref[torch.Tensor], int]] = {}
+
+    def end_step(self, parameters: dict[str, torch.nn.Parameter]) -> None:
+        """Forget this step; gradients that exist now are not new in the next one."""
+        self._calls.clear()
+        self._accumulated.clear()
+        self._known.clear()
+        for name, parameter in parameters.items():
+            if parameter.grad is not None:
+                self._known[name] = (weakref.ref(parameter.grad), version_of(parameter.grad))
+
+    def accumulated(self, name: str, gradient: torch.Tensor) -> None:
+        """Note that a gradient was computed."""
+        self._accumulated[name] = version_of(gradient)
+
+    def count(self, name: str, gradient: torch.Tensor) -> int:
+        """Note that a gradient is observed; return its index within the step."""
+        call = self._calls.get(name, 0)
+        self._calls[name] = call + 1
+        self._known[name] = (weakref.ref(gradient), version_of(gradient))
+        return call
+
+    def was_observed(self, name: str) -> bool:
+        """Return whether a gradient of this name was observed in this step."""
+        return name in self._calls
+
+    def has(self, name: str, gradient: torch.Tensor | None) -> bool:
+        """Return whether a gradient of this name was computed in this step, as far as is known."""
+        computed = name in self._calls or name in self._accumulated
+        return computed or (gradient is not None and self.is_new(name, gradient))
+
+    def is_new(self, name: str, gradient: torch.Tensor) -> bool:
+        """Return whether this is another gradient, or another value, than the last known one."""
+        known = self._known.get(name)
+        return known is None or known[1] != version_of(gradient) or known[0]() is not gradient
+
+    def was_zeroed(self, name: str, gradient: torch.Tensor | None) -> bool:
+        """Return whether a gradient was computed in this step and then set to None or zero."""
+        version = self._accumulated.get(name)
+        if version is None:
+            return False
+        if gradient is None:
+            return True
+        return bool(version_of(gradient) != version and not gradient.any())

@@ -1,0 +1,178 @@
+"""Routes for the list of runs, and for the names, alerts and receipt of one run."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.compute as pc
+
+from tensortap.alerts.alert import NO_VERDICT, verdict_key, verdict_of, verdicts_of
+from tensortap.capture.pipeline import pipeline
+from tensortap.core.errors import NotFound, TensortapError
+from tensortap.core.record import Kind
+from tensortap.page.catalog import SessionEntry, describe_entry
+from tensortap.page.responses import PageRequest, PageRoute
+from tensortap.runs.run_reader import RunReader
+
+_MAX_TENSORS = 5000
+_MAX_ALERTS = 2000
+_ALERT = ("rule", "name", "step", "rank", "module", "message", "origin", "again")
+
+
+def catalog(request: PageRequest) -> dict[str, Any]:
+    """Return all runs and live sessions."""
+    request.context.catalog.scan()
+    return {"entries": [describe_entry(entry) for entry in request.context.catalog.entries()]}
+
+
+def run(request: PageRequest) -> dict[str, Any]:
+    """Return the names of a run with their kinds, its ranks, steps and statistics."""
+    entry = request.entry
+    table = entry.table()
+    with table.lock:
+        kinds = table.tensor_kinds()
+        kinds += [each for each in (Kind.HEALTH.value, Kind.OP.value) if each in table.kinds]
+        kinds_of: dict[str, list[int]] = {}
+        for number, kind in enumerate(kinds):
+            for name in table.layers(kind):
+                kinds_of.setdefault(name, []).append(number)
+        names = [name for name in table.names if name in kinds_of]
+        return {
+            **describe_entry(entry),
+            "records": len(table),
+            "kinds": kinds,
+            "names": names,
+            "name_kinds": [kinds_of[name] for name in names],
+            "ranks": table.ranks(),
+            "statistics": table.statistics(),
+            "steps": table.steps(),
+        }
+
+
+def tensor_steps(request: PageRequest) -> dict[str, Any]:
+    """Return which tensors were kept whole: names, kinds and steps."""
+    tensors = [
+        {"name": name, "kind": kind, "steps": sorted(steps)}
+        for (name, kind), steps in request.entry.tensor_steps().items()
+    ]
+    return {"total": len(tensors), "tensors": tensors[:_MAX_TENSORS]}
+
+
+def alerts(request: PageRequest) -> dict[str, Any]:
+    """Return the alerts in order of capture; if there are very many, the first and the last."""
+    found = request.entry.alerts()
+    half = _MAX_ALERTS // 2
+    shown = found if len(found) <= _MAX_ALERTS else [*found[:half], *found[-half:]]
+    explained_by = verdicts_of(found)
+    rows = [
+        {
+            "kind": alert.kind.value,
+            **{key: getattr(alert, key) for key in _ALERT},
+            "why": verdict_key(explained_by(alert)),
+        }
+        for alert in shown
+    ]
+    return {"total": len(found), "alerts": rows}
+
+
+def why(request: PageRequest) -> Any:
+    """Return a verdict by its key: its paragraph, and its explanation.
+
+    The key may end after the step or the rank.
+    """
+    key = request.text("verdict")
+    step, rank, kind, name = (key.split(" ", 3) + [""] * 4)[:4]
+    if not all(word.isdecimal() for word in (step, rank or "0")):
+        raise TensortapError(f"verdict must be a step, rank, kind and name, got {key!r:.80}")
+    verdict = verdict_of(
+        request.entry.table().alerts(), int(step), int(rank) if rank else None,
+        (kind, name) if name else None,
+    )  # fmt: skip
+    if verdict is None:
+        raise NotFound(NO_VERDICT)
+    return msgspec.to_builtins(verdict)
+
+
+# -- receipt ---------------------------------------------------------------------------------
+
+
+def receipt(request: PageRequest) -> dict[str, Any]:
+    """Return what capturing cost, what was dropped, and how fast records came."""
+    entry = request.entry
+    if not isinstance(entry, SessionEntry):
+        return _receipt_of_run(entry.reader())
+    overview = entry.overview()
+    return {
+        "live": True,
+        "records": overview.written,
+        "nbytes": overview.written_nbytes,
+        "held_nbytes": overview.nbytes,
+        "bound": overview.bound,
+        "evicted": overview.evicted,
+        "rejected": overview.rejected,
+        "seconds": max(0.0, time.time() - overview.started),
+        "clients": msgspec.to_builtins(overview.clients),
+        "cost": None if entry.server is None else dataclasses.asdict(pipeline.receipt()),
+    }
+
+
+def _receipt_of_run(reader: RunReader) -> dict[str, Any]:
+    table = reader.table(["time_ns", "step", "missing"])
+    times, steps = (pc.min_max(table.column(name)).as_py() for name in ("time_ns", "step"))
+    is_empty = not table.num_rows
+    dropped = reader.missing() if pc.any(table.column("missing")).as_py() else []
+    return {
+        "live": False,
+        "records": table.num_rows - len(dropped),
+        "ranks": len(reader.ranks),
+        "world_size": reader.info.world_size,
+        "nbytes": {part: _folder_size(reader.path / part) for part in ("records", "tensors")},
+        "seconds": 0.0 if is_empty else (times["max"] - times["min"]) / 1e9,
+        "steps": 0 if is_empty else steps["max"] - steps["min"] + 1,
+        "dropped": len(dropped),
+        "dropped_names": collections.Counter(name for name, _, _ in dropped).most_common(50),
+        "truncated": sum(reader.truncated.values()),
+        "cost": _cost_of_run(reader),
+    }
+
+
+def _cost_of_run(reader: RunReader) -> dict[str, Any] | None:
+    """Return the receipt of the rank that paid most; None if the run has not ended."""
+    from tensortap.runs.init import opened
+
+    run = opened()
+    if run is not None and run.path.resolve() == reader.path.resolve():
+        return dataclasses.asdict(pipeline.receipt())
+    receipts = reader.receipts()
+    if not receipts:
+        return None
+    rank = max(receipts, key=lambda each: receipts[each].seconds)
+    return {**dataclasses.asdict(receipts[rank]), "rank": rank if len(receipts) > 1 else None}
+
+
+def _folder_size(folder: Path) -> int:
+    """Return the bytes of all files below a folder."""
+    total = 0
+    for where, _, files in os.walk(folder):
+        for name in files:
+            try:
+                total += os.lstat(os.path.join(where, name)).st_size
+            except OSError:
+                continue  # a tail that is sealed, and so renamed, at this moment
+    return total
+
+
+ROUTES = (
+    PageRoute("catalog", catalog, cached=False),
+    PageRoute("run", run),
+    PageRoute("tensor_steps", tensor_steps),
+    PageRoute("alerts", alerts),
+    PageRoute("why", why),
+    PageRoute("receipt", receipt, cached=False),
+)

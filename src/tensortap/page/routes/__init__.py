@@ -1,1 +1,0 @@
-"""The endpoints below ``/api``, one module per part of the page."""

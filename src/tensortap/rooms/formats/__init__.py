@@ -1,0 +1,1 @@
+"""Losses of tensors in other number formats."""

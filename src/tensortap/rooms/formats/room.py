@@ -1,0 +1,7 @@
+"""Formats: what tensors would lose in another number format, from exponents or from values."""
+
+from __future__ import annotations
+
+from tensortap.rooms import Room
+
+ROOM = Room(name="formats", offers={"run.formats": "tensortap.rooms.formats.frames:formats_of"})

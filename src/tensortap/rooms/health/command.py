@@ -1,0 +1,133 @@
+"""`tensortap run` and `tensortap check`: what is wrong with a training, and what to do about it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from tensortap.cli.terminal import message, print_json
+from tensortap.core.errors import TensortapError
+
+if TYPE_CHECKING:
+    from tensortap.rooms.health.report import RuleHealth
+    from tensortap.rooms.health.torch.finding import TrainedModels
+
+
+def run(
+    program: list[str] = typer.Argument(
+        ..., metavar="PROGRAM [ARGUMENTS]…", help="A script, or with -m a module."
+    ),
+    module: bool = typer.Option(False, "-m", help="Run a module, as python -m does."),
+    folder: Path = typer.Option(Path("runs"), "--to", help="Folder for the run."),
+    every: int = typer.Option(1, help="Track each n-th step."),
+    analyses: bool = typer.Option(False, help="Compute norms, updates and more in these steps."),
+) -> None:
+    """Run a training program and track the models that torch optimizers train, with all rules.
+
+    The program needs no change. At the end, print what the rules have found; the exit code is that
+    of the program. With several processes: torchrun … -m tensortap run train.py
+    """
+    from tensortap.rooms.health.program import run_program
+
+    if not module and not Path(program[0]).is_file():
+        raise TensortapError(f"no file {program[0]}; -m runs a module")
+    if every < 1:
+        raise TensortapError(f"--every must be at least 1, got {every}")
+    options = {"alerts": True, "every": every, "analyses": analyses}
+    process = os.getpid()
+    path, code, found = run_program(
+        program, module=module, folder=folder.absolute(), options=options
+    )
+    if os.getpid() == process:  # not in a fork that ends as a program does
+        try:
+            _report(path, found)
+        except Exception as error:
+            with contextlib.suppress(Exception):
+                message(f"{path}: cannot report: {error}; see tensortap check {path}")
+        try:
+            sys.stderr.flush()
+        except Exception:  # the program has closed it: Python would exit with 120
+            sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    raise typer.Exit(code)
+
+
+def _report(path: Path, found: TrainedModels | None) -> None:
+    from tensortap.rooms.health.report import health_of
+    from tensortap.runs.run_reader import RunReader
+    from tensortap.table.table import table_of
+
+    for problem in could_not_look(found):
+        message(f"{path}: {problem}")
+    if found is not None and found.models:
+        reader = RunReader(path)
+        rows = health_of(table_of(reader), reader)
+        if any(model.steps for model in found.models) or any(row.alerts for row in rows):
+            _print(str(path), rows, stderr=True)
+
+
+# what follows the program belongs to it
+run.context_settings = {"allow_interspersed_args": False}  # type: ignore[attr-defined]
+
+
+def could_not_look(found: TrainedModels | None) -> Iterator[str]:
+    """Yield what `tensortap run` did not see of a program, so that nobody takes it for healthy."""
+    if found is None:
+        yield "the program did not import torch, so nothing was tracked"
+        return
+    for problem in found.problems:
+        yield f"tracking failed: {problem}"
+    if found.tracks_itself:
+        yield "the program tracks a model by itself, so nothing else was tracked"
+    elif not found.models:
+        yield "no model was trained with a torch optimizer, so no rule could look at one"
+    if found.strays:
+        yield f"{found.strays} optimizers train tensors that belong to no module: not tracked"
+    if found.untracked:
+        yield f"{found.untracked} further models were not tracked: too many are trained at a time"
+    for model in found.models:
+        if not model.steps:
+            yield "no step of an optimizer was seen, so rules over steps could not look"
+        elif not model.losses:
+            yield "no loss was seen: backward() was called on no tensor with one value"
+
+
+def check(
+    run: str = typer.Argument(..., help="Folder or URL of a run, or host:port of a live session."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Show what each rule has found in a run, where, since when, and what to do.
+
+    Exit with 1 if something is wrong; hints do not count. A run that was tracked without alerts
+    is checked now, as far as its statistics tell.
+    """
+    from tensortap.api.open import open as open_run
+    from tensortap.rooms.health.report import health_of
+    from tensortap.table.table import table_of
+
+    reader = open_run(run).reader
+    rows = health_of(table_of(reader), reader, compute=True)
+    if as_json:
+        print_json([row._asdict() for row in rows])
+    else:
+        _print(run, rows)
+    raise typer.Exit(int(any(row.state == "problem" for row in rows)))
+
+
+def _print(title: str, rows: list[RuleHealth], stderr: bool = False) -> None:
+    from rich.console import Console
+
+    from tensortap.rooms.health.report import health_text, summary_of
+
+    head = f"{title}: {summary_of(rows)}"
+    console = Console(stderr=stderr)
+    if stderr:
+        message(head)
+    else:
+        console.print(head, soft_wrap=True, highlight=False, markup=False)
+    console.print(health_text(rows), soft_wrap=True, end="")

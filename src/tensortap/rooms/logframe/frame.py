@@ -1,0 +1,175 @@
+"""Make a LogFrame of a run, a live session or records, column by column."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tensortap.core.record import Kind
+from tensortap.rooms.logframe.read import PLACES, has_finfo
+from tensortap.runs.rows import STATISTICS
+from tensortap.table.frames import (
+    COUNTS,
+    add_stash,
+    layer_names,
+    rows_with_statistics,
+    tensor_types,
+)
+from tensortap.table.kinds import need_pandas
+from tensortap.table.selection import choose_rank
+from tensortap.table.table import Table, table_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    Integers = NDArray[np.int64]
+    Columns = dict[str, NDArray[np.float64]]
+
+_HEALTH_TAGS = ("of", "kind", "quantity")
+_HEALTH_KEY = ["name", "kind", "step", "rank"]
+
+
+def logframe_of(
+    origin: Any,
+    *,
+    exponents: tuple[int, int] | None = None,
+    strict: bool = False,
+    rank: int | str | None = "all",
+) -> pd.DataFrame:
+    """Return the LogFrame of a table, or of anything that `table_of` accepts.
+
+    `exponents` are the first and the last exponent that get a column of their own; None means
+    all that occur. Smaller values are counted under ``-inf``, larger ones and infinities under
+    ``+inf``. Integer tensors are left out, because the schema requires a dtype with a `finfo`;
+    ``frame.attrs["left_out"]`` counts them by dtype. With `strict`, ``metadata`` has only the
+    columns of the schema; rank and call are below ``scalar_stats``, which allows any number.
+    `rank` is as for `choose_rank`.
+
+    >>> from tensortap.core.record import Record
+    >>> from tensortap.stats import summarize_array
+    >>> stats = summarize_array(np.array([1.0, 3.0, 0.0], "float32"))
+    >>> weight = Record("fc.weight", Kind.WEIGHT, 7, 0, 0, 0, 1, 0, dtype="float32", stats=stats)
+    >>> frame = logframe_of([weight], exponents=(0, 2))
+    >>> frame["metadata"].loc[0, "name"], frame["exponent_counts"].loc[0].tolist()
+    ('fc', [0, 1, 1, 0, 0])
+    """
+    pd = need_pandas("a LogFrame")
+    low, high = _exponent_range(exponents)
+    table, rank = choose_rank(table_of(origin), rank)
+    of_rank = slice(None) if rank is None else np.flatnonzero(table.rank == rank)
+    rows, cells = rows_with_statistics(table, ["type", "tags", "value"], of_rank)
+    fits = np.array([has_finfo(dtype) for dtype in table.dtypes], np.bool_)[table.dtype[rows]]
+    left_out = np.bincount(table.dtype[rows[~fits]], minlength=len(table.dtypes))
+    rows, cells = rows[fits], cells.filter(fits)
+
+    metadata = _metadata(table, rows, cells)
+    statistics = {name: table.column(name)[rows] for name in STATISTICS}
+    statistics |= {name: statistics[name].astype(np.int64) for name in COUNTS}
+    infinities = statistics["posinfs"] + statistics["neginfs"]
+    given = add_stash(statistics, cells)
+    statistics |= _health_statistics(table, rows)
+    if strict:
+        statistics |= {name: metadata.pop(name).to_numpy() for name in PLACES}
+    low, counts = _counts(table, rows, infinities, given, low, high)
+    # copy=False: nobody else holds the counts, and they may be a gigabyte
+    parts = [metadata, pd.DataFrame(statistics), pd.DataFrame(counts.T, copy=False)]
+    frame = pd.concat(parts, axis=1)
+    bins = (-math.inf, *range(low, low + len(counts) - 2), math.inf)
+    labels: list[tuple[str, Any]] = [("metadata", name) for name in metadata.columns]
+    labels += [("scalar_stats", name) for name in statistics]
+    labels += [("exponent_counts", exponent) for exponent in bins]
+    frame.columns = pd.MultiIndex.from_tuples(labels)
+    if left_out.any():
+        pairs = zip(table.dtypes, left_out.tolist(), strict=True)
+        frame.attrs["left_out"] = {dtype: count for dtype, count in pairs if count}
+    return frame
+
+
+def _metadata(table: Table, rows: Integers, cells: pa.Table) -> pd.DataFrame:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    columns = {
+        "name": layer_names(table, rows, cells),
+        "type": pc.fill_null(cells.column("type"), ""),
+        "tensor_type": tensor_types(table, rows, cells),
+        "step": table.step[rows],
+        "dtype": np.array(table.dtypes, object)[table.dtype[rows]],
+        "rank": table.rank[rows].astype(np.int64),
+        "call": table.call[rows],
+    }
+    return pa.table(columns).to_pandas()
+
+
+def _exponent_range(exponents: tuple[int, int] | None) -> tuple[int | None, int | None]:
+    if exponents is None:
+        return None, None
+    try:
+        low, high = (int(n) for n in exponents)
+    except (TypeError, ValueError):
+        raise ValueError(f"exponents must be two integers, got {exponents!r}") from None
+    if low > high or high - low > 1 << 16:
+        raise ValueError(f"exponents must be (lowest, highest), got {exponents!r}")
+    return low, high
+
+
+def _counts(
+    table: Table, rows: Integers, infinities: Any, given: dict[int, dict[float, int]],
+    low: int | None, high: int | None,
+) -> tuple[int, Integers]:  # fmt: skip
+    """Return the lowest exponent and the counts of rows; those that a stash gave replace ours."""
+    # a float64 has no exponents beyond these
+    bins = {int(n) for own in given.values() for n in own if abs(n) <= 1100}
+    if bins:
+        if len(given) < len(rows):
+            start, counts = table.exponent_counts(rows, low, high)
+            bins |= {start, start + len(counts) - 3}
+        low, high = min(bins) if low is None else low, max(bins) if high is None else high
+    start, counts = table.exponent_counts(rows, low, high)
+    counts[-1] += infinities
+    last = start + len(counts) - 3
+    for row, own in given.items():
+        counts[:, row] = 0
+        for n, count in own.items():
+            counts[0 if n < start else -1 if n > last else int(n) - start + 1, row] += count
+    return start, counts
+
+
+def _health_statistics(table: Table, rows: Integers) -> Columns:
+    """Return the numbers of analyses that belong to rows of tensors: quantity → column.
+
+    A number belongs to the first row with the name, kind, step and rank that its tags say.
+    """
+    if Kind.HEALTH.value not in table.kinds:
+        return {}
+    import pandas as pd
+    import pyarrow.compute as pc
+
+    found = np.flatnonzero(table.kind == table.kinds.index(Kind.HEALTH.value))
+    cells = table.take(found, ["tags", "number"])
+    texts = {key: pc.map_lookup(cells.column("tags"), key, "first") for key in _HEALTH_TAGS}
+    given = pd.DataFrame({
+        "quantity": texts["quantity"].to_pandas(),
+        "name": _codes(texts["of"].to_pandas(), table.names),
+        "kind": _codes(texts["kind"].to_pandas(), table.kinds),
+        "step": table.step[found], "rank": table.rank[found],
+        "number": cells.column("number").to_numpy(),
+    })  # fmt: skip
+    places = pd.DataFrame({
+        "name": table.name[rows], "kind": table.kind[rows], "step": table.step[rows],
+        "rank": table.rank[rows], "row": np.arange(len(rows)),
+    })  # fmt: skip
+    merged = given.merge(places.drop_duplicates(_HEALTH_KEY), on=_HEALTH_KEY)
+    columns: Columns = {}
+    for quantity, part in merged.groupby("quantity", sort=False):
+        columns[str(quantity)] = np.full(len(rows), np.nan)
+        columns[str(quantity)][part["row"].to_numpy()] = part["number"].to_numpy()
+    return columns
+
+
+def _codes(texts: Any, known: list[str]) -> Any:
+    return texts.map({text: code for code, text in enumerate(known)}).fillna(-1).astype(np.int64)

@@ -1,1 +1,0 @@
-"""Explain in words why values are not finite."""

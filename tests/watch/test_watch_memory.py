@@ -1,0 +1,65 @@
+"""A worker never costs the training program its memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tensortap as tap
+from tensortap.rooms.watch import sink
+from tests.live.test_memory_limit import group  # noqa: F401
+from tests.watch.notes import Notes
+
+SOURCE = str(Path(__file__).parents[2] / "src")
+TRAINING = """
+    import pathlib, sys, time
+    import numpy as np
+    import tensortap as tap
+    from tests.watch.notes import Notes
+
+    watcher = tap.watch(None, Notes(sys.argv[1]))
+    watcher.catch(np.ones(1000), "first")
+    assert watcher.flush(60)
+    print(pathlib.Path(f"/proc/{watcher.pid}/oom_score_adj").read_text())
+    held = []
+    while len(held) < 128 and watcher.alive:  # until 512 MB are nearly full
+        held.append(np.ones(1 << 19))
+        watcher.catch(held[-1], "x")
+        time.sleep(0.03)
+    watcher.close()
+    print(watcher.died, watcher.receipt.dropped > 0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.fault("little memory for training")
+def test_worker_goes_before_training(group, tmp_path):  # noqa: F811
+    enter = ["sh", "-c", 'echo $$ > "$0"/cgroup.procs && exec "$@"', str(group)]
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        if (group.parent / name).exists():
+            (group.parent / name).write_text(str(512 << 20))
+    env = {**os.environ, "PYTHONPATH": f"{SOURCE}:{Path(__file__).parents[2]}"}
+    done = subprocess.run(
+        [*enter, sys.executable, "-c", textwrap.dedent(TRAINING), str(tmp_path / "notes")],
+        capture_output=True, text=True, env=env, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1000", "True", "True"]
+    assert "worker 'watch' died (it was killed, because memory is short)" in done.stderr
+
+
+def test_worker_is_not_started_without_memory(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(sink, "available_memory", lambda: 100 << 20)
+    with tap.watch(None, Notes(tmp_path / "notes"), rate=None) as watcher:
+        for _ in range(3):
+            watcher.catch(np.ones(3), "x")
+        assert not watcher.alive
+    assert "it needs about 96.0 MiB, and too little memory is left" in caplog.text
+    assert caplog.text.count("was not started") == 1
+    assert (watcher.receipt.captured, watcher.receipt.dropped) == (0, 3)
