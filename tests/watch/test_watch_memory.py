@@ -32,6 +32,7 @@ TRAINING = """
         held.append(np.ones(1 << 19))
         watcher.catch(held[-1], "x")
         time.sleep(0.03)
+    watcher.catch(held[-1], "after")  # the worker may have died with nothing on its way to it
     watcher.close()
     print(watcher.died, watcher.receipt.dropped > 0)
 """
