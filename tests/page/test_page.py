@@ -18,10 +18,12 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium, which make test installs"),
     pytest.mark.slow,
 ]
-TABS = [
-    "overview", "lines", "exponents", "tensors", "ranks", "compare", "alerts", "health",
-    "operations", "provenance", "receipt",
-]  # fmt: skip
+VIEWS = {
+    "summary": "summary", "overview": "layers", "lines": "layers", "exponents": "exponents",
+    "tensors": "tensors", "health": "problems", "alerts": "problems", "ranks": "ranks",
+    "compare": "compare", "provenance": "run", "receipt": "run", "operations": "layers",
+}  # fmt: skip
+"""Each view, and the tab that shows it."""
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
     "--disable-component-update",
@@ -79,7 +81,10 @@ class Tab:
         self.page.wait_for_selector("body[data-push=open]")
 
     def open(self, tab):
-        self.page.click(f"#tab-{tab}")
+        self.page.click(f"#tab-{VIEWS[tab]}")
+        if self.page.locator(f"#panel-{tab}").is_hidden():
+            name = {"overview": "Heatmap"}.get(tab, tab.title())
+            self.page.locator(f"#tabpanel-{VIEWS[tab]}").get_by_role("button", name=name).click()
         self.shown(tab)
 
     def shown(self, tab):
@@ -91,7 +96,8 @@ class Tab:
             ) from error
 
     def go(self, query):
-        """Go to an address without loading the page anew."""
+        """Go to an address without loading the page anew; to the heatmap if it names no view."""
+        query += "" if "tab=" in query else "&tab=overview"
         self.page.evaluate(
             """query => new Promise((done) => {
               addEventListener("popstate", () => setTimeout(done), { once: true });
@@ -100,7 +106,7 @@ class Tab:
             })""",
             query,
         )
-        self.shown(dict(re.findall(r"(\w+)=([^&]*)", query)).get("tab", "overview"))
+        self.shown(dict(re.findall(r"(\w+)=([^&]*)", query))["tab"])
 
     def state(self):
         # the page delays writing its address, and does it now when it is left
@@ -144,9 +150,12 @@ def test_every_tab_has_content(visit):
     tab = visit("run=a")
     q = tab.page
     assert "token" not in q.url
-    for name in TABS:
+    for name, strip in VIEWS.items():
+        if name in ("ranks", "operations"):  # nothing of this run is in them
+            assert q.locator(f"#panel-{name}").is_hidden()
+            continue
         tab.open(name)
-        assert q.locator(f"#tab-{name}").get_attribute("aria-selected") == "true"
+        assert q.locator(f"#tab-{strip}").get_attribute("aria-selected") == "true"
         assert q.locator("#notice").is_hidden()
     tab.open("overview")
     assert q.locator("#panel-overview .heatmaplayer").count()
@@ -159,9 +168,64 @@ def test_every_tab_has_content(visit):
     assert "[16, 24] float32" in q.locator("#panel-tensors").inner_text()
     tab.open("alerts")
     assert "blocks.1.mlp" in q.locator("#panel-alerts tbody").inner_text()
-    assert q.locator("#tab-alerts .badge").inner_text() == "1"
+    assert q.locator("#tab-problems .badge").inner_text() == "1"
     tab.open("receipt")
     assert "Nothing was dropped" in q.locator("#panel-receipt").inner_text()
+
+
+def test_opens_on_the_verdict(chromium, page):
+    with Tab(chromium, page, "#run=a") as tab:
+        q = tab.page
+        tab.shown("summary")
+        verdict = q.locator("#panel-summary .conclusion")
+        assert verdict.locator(".light.problem").count() == 1
+        assert "1 problem found, the first at step 20." in verdict.inner_text()
+        assert "blocks.1.mlp Gradient: holds NaN It began in embed." in verdict.inner_text()
+        facts = q.locator("#panel-summary .figures").inner_text().split("\n")
+        assert dict(zip(facts[::2], facts[1::2], strict=True)) | {"duration": ""} == {
+            "state": "ended", "steps": "30", "last step": "29", "duration": "", "loss": "0.1",
+            "alerts": "1", "hints": "0",
+        }  # fmt: skip
+        assert q.locator("#panel-summary .heatmaplayer").count()
+        verdict.get_by_role("button", name="Show the place").click()
+        tab.shown("exponents")
+        assert (tab.state()["name"], tab.state()["step"]) == ("blocks.1.mlp", "20")
+
+
+def test_a_link_to_a_missing_run_says_so(chromium, page):
+    with Tab(chromium, page, "#run=missing") as tab:
+        text = tab.page.locator("#nothing").inner_text()
+        assert "no run 'missing' is shown here" in text
+        assert tab.state()["run"] == "missing"
+
+
+def test_keys_are_shortcuts_again_after_enter(visit):
+    tab = visit("run=a&tab=overview")
+    tab.page.keyboard.press("/")
+    tab.page.keyboard.type("attn")
+    tab.page.keyboard.press("Enter")
+    tab.page.keyboard.press("3")
+    tab.shown("exponents")
+    assert tab.state()["q"] == "attn"
+
+
+@pytest.mark.parametrize("width", [390, 1100])
+def test_narrow_screens_have_a_drawer_and_a_strip_that_scrolls(chromium, page, width):
+    with Tab(chromium, page, "#run=a") as tab:
+        q = tab.page
+        q.set_viewport_size({"width": width, "height": 800})
+        for name, strip in VIEWS.items():
+            if name in ("ranks", "operations"):
+                continue
+            tab.open(name)
+            assert q.locator(f"#tab-{strip}").bounding_box()["x"] >= 0
+            assert q.evaluate("document.documentElement.scrollWidth") == width
+        names = q.get_by_role("treeitem", name="embed")
+        assert not names.is_visible()
+        q.get_by_role("button", name="Runs and names").click()
+        names.wait_for()
+        q.mouse.click(width - 5, 500)
+        names.wait_for(state="hidden")
 
 
 def test_a_cell_of_the_heatmap_opens_its_exponents(visit):
@@ -184,7 +248,7 @@ def test_a_cell_of_the_heatmap_opens_its_exponents(visit):
     assert (state["name"], state["step"], state["kind"]) == ("blocks.0.mlp", "7", "Gradient")
     assert "blocks.0.mlp" in q.locator("#panel-exponents .js-plotly-plot").text_content()
     q.go_back()
-    q.wait_for_selector("#tab-overview[aria-selected=true]")
+    q.wait_for_selector("#tab-layers[aria-selected=true]")
 
 
 def test_shows_the_value_under_the_mouse(visit, runs):
@@ -336,7 +400,9 @@ def test_compares_two_runs(visit):
 
 def test_empty_run_and_run_of_values(visit):
     tab = visit("run=empty")
-    for name in TABS:
+    for name in VIEWS:
+        if name in ("ranks", "operations"):
+            continue
         tab.open(name)
         assert tab.page.locator(f"#panel-{name}").inner_text().strip()
     tab.page.get_by_role("option", name="raw").click()
@@ -405,7 +471,7 @@ def test_ranks_side_by_side(chromium, tmp_path):
         q.get_by_role("button", name="By layers").click()
         q.wait_for_function(f"() => {cell}.z[0].length === 2")
         tab.shown("ranks")
-        q.locator("#tab-alerts").click()
+        q.locator("#tab-problems").click()
         q.locator(
             "#panel-alerts tr", has_text="rank 3 is 9 recorded steps behind"
         ).click()  # to ranks by steps
@@ -429,8 +495,8 @@ def test_follows_a_training_until_the_server_stops(chromium, tmp_path):
     train(range(20))  # enough for a curve to be encoded as bytes
     with (
         serving(tmp_path) as page,
-        Tab(chromium, page, "#run=r&follow=1") as one,
-        Tab(chromium, page, "#run=r&step=1") as two,
+        Tab(chromium, page, "#run=r&follow=1&tab=overview") as one,
+        Tab(chromium, page, "#run=r&step=1&tab=overview") as two,
     ):
         at = "() => Number(document.getElementById('step').value) === {}"
         one.page.wait_for_function(at.format(19))

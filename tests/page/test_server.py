@@ -500,3 +500,18 @@ def test_command(runs, tmp_path):
     finally:
         served.kill()
         served.communicate()
+
+
+def test_files_are_compressed_and_cached(client):
+    index = client.get("/").text
+    plotly = re.search(r'src="(/plotly.js[^"]*)"', index)[1]
+    for address in (plotly, "/static/main.js"):
+        answer = client.get(address)
+        sent = int(answer.headers["content-length"])
+        assert answer.headers["content-encoding"] == "gzip"
+        assert sent < 0.4 * len(answer.content)
+        plain = client.get(address, headers={"accept-encoding": "identity"})
+        assert plain.content == answer.content
+        again = client.get(address, headers={"if-none-match": answer.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+    assert "immutable" in client.get(plotly).headers["cache-control"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tensortap.alerts.alert import Finding, may_be_mask, module_of
 from tensortap.core.arguments import check_positive, checked
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tensortap.alerts.monitor import RuleState
 
 ACTIVE_RULES = "tensortap.rules"  # the name of records that say which rules are active
+LIMITS = ("unseen", "remark")  # rules about what is observed, not about the training
 Rule = Callable[[Record, "RuleState"], "Finding | str | None"]
 
 _GRADIENTS = (Kind.GRADIENT, Kind.WEIGHT_GRADIENT)
@@ -359,3 +360,12 @@ def record_of_rules(
         ACTIVE_RULES, Kind.VALUE, step, 0, seq, rank, world_size, time_ns, "builtins.str",
         value=names,
     )  # fmt: skip
+
+
+def active_rules(reader: Any) -> set[str]:
+    """Return the rules that were active in any rank of a run or a live session."""
+    names: set[str] = set()
+    for record in reader.records(ACTIVE_RULES) if hasattr(reader, "load") else ():
+        value = reader.load(record).value
+        names.update(value.split() if isinstance(value, str) else ())
+    return names

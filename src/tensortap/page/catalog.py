@@ -78,10 +78,14 @@ class RunEntry:
         if info.ended is not None:
             return "ended"
         # a tail that was written to within the last minute may be incomplete for a moment
-        newest = max((mtime for _, _, mtime in self._signature), default=0)
-        is_idle = time.time() - newest / 1e9 > 60
+        is_idle = time.time() - self.last_written > 60
         truncated = self._reader is not None and self._reader.truncated
         return "truncated" if truncated and is_idle else "open"
+
+    @property
+    def last_written(self) -> float:
+        """The time at which a file of the run was last written to."""
+        return max((mtime for _, _, mtime in self._signature), default=0) / 1e9
 
     @property
     def deleted(self) -> bool:

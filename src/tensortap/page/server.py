@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import errno
+import functools
+import gzip
 import html
 import importlib.resources
 import importlib.util
@@ -21,19 +23,19 @@ import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tensortap.core.errors import MissingExtra, TensortapError
 from tensortap.core.rooms import Room, Tab, folder_of, load, rooms
+from tensortap.page import routes, summary
 from tensortap.page.access_control import AccessControl, AccessMiddleware
 from tensortap.page.catalog import Catalog
 from tensortap.page.jobs import Jobs
 from tensortap.page.push import Push
 from tensortap.page.responses import PageRequest, PageRoute
-from tensortap.page.routes import ROUTES
 
 log = logging.getLogger("tensortap")
 
@@ -51,7 +53,9 @@ _REDIRECT = (
     '<!doctype html><meta charset=utf-8><meta http-equiv=refresh content="0;url={url}">'
     '<title>tensortap</title><a href="{url}">Open the page</a>'
 )
-_TABS = (Tab("tabs/alerts.js", 70), Tab("tabs/receipt.js", 110))
+_TABS = (
+    Tab("tabs/summary.js", 0), Tab("tabs/alerts.js", 50), Tab("tabs/receipt.js", 90),
+)  # fmt: skip
 
 
 class PageContext:
@@ -79,7 +83,7 @@ def application(catalog: Catalog, access: AccessControl) -> Any:
             Route("/rooms/{room}/{path:path}", _static),
             Route("/plotly.js", _plotly),
             WebSocketRoute("/push", push),
-            *(each.route() for each in (*ROUTES, PageRoute("tabs", _tabs, cached=False))),
+            *(each.route() for each in (*routes.ROUTES, *summary.ROUTES, _TAB_ROUTE)),
             *(each.route() for room in rooms().values() for each in _routes_of(room)),
         ]
     )
@@ -103,6 +107,9 @@ def _tabs(request: PageRequest) -> list[str]:
     return [address for _, address in sorted(found)]
 
 
+_TAB_ROUTE = PageRoute("tabs", _tabs, cached=False)
+
+
 def _index(request: Request) -> Response:
     stat = plotly_script().stat()
     page = (_static_folder(None) / "index.html").read_text(encoding="utf-8")
@@ -119,8 +126,26 @@ def _static(request: Request) -> Response:
     if media is None or not path.is_relative_to(folder) or not path.is_file():
         return PlainTextResponse("There is no such file.", 404)
     # browsers ask again each time, so that an upgrade takes effect
-    headers = {"cache-control": "no-cache"}
-    return FileResponse(path, media_type=f"{media}; charset=utf-8", headers=headers)
+    return _file(request, path, media, "no-cache")
+
+
+def _file(request: Request, path: Path, media: str, cache: str) -> Response:
+    """Return a file, compressed once for all browsers, or that theirs is the same."""
+    changed = path.stat().st_mtime_ns
+    headers = {"cache-control": cache, "etag": f'"{changed:x}"', "vary": "accept-encoding"}
+    if request.headers.get("if-none-match") == headers["etag"]:
+        return Response(status_code=304, headers=headers)
+    content = _compressed(path, changed)
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        headers["content-encoding"] = "gzip"
+    else:
+        content = gzip.decompress(content)
+    return Response(content, media_type=f"{media}; charset=utf-8", headers=headers)
+
+
+@functools.lru_cache(maxsize=64)
+def _compressed(path: Path, changed: int) -> bytes:
+    return gzip.compress(path.read_bytes(), 6)
 
 
 def _static_folder(room: str | None) -> Path:
@@ -129,9 +154,8 @@ def _static_folder(room: str | None) -> Path:
 
 
 def _plotly(request: Request) -> Response:
-    headers = {"cache-control": "private, max-age=31536000, immutable"}
-    media = "text/javascript; charset=utf-8"
-    return FileResponse(plotly_script(), media_type=media, headers=headers)
+    cache = "private, max-age=31536000, immutable"
+    return _file(request, plotly_script(), "text/javascript", cache)
 
 
 def plotly_script() -> Path:

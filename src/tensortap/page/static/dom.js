@@ -71,7 +71,7 @@ export function setOptions(element, options, value) {
   element.value = value;
 }
 
-/** Buttons of which one is pressed: `choose` presses it, `allow` enables or disables one. */
+/** Buttons of which one is pressed: `choose` presses it, `allow` enables one, `show` shows one. */
 export function segments(label, options, change) {
   const create = ([value, text]) => [value, button(text, () => change(value))];
   const buttons = new Map(options.map(create));
@@ -79,6 +79,10 @@ export function segments(label, options, change) {
   const group = h("div", attributes, ...buttons.values());
   group.allow = (value, allowed, reason) =>
     Object.assign(buttons.get(value), { disabled: !allowed, title: allowed ? "" : reason });
+  group.show = (value, shown) => {
+    buttons.get(value).hidden = !shown;
+    group.hidden = [...buttons.values()].filter((each) => !each.hidden).length < 2;
+  };
   group.choose = (chosen) => buttons.forEach((each, value) =>
     each.setAttribute("aria-pressed", String(value === chosen)));
   return group;

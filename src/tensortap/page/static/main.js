@@ -1,6 +1,6 @@
 // The page: draws what is selected (state.js) of what is known (model.js), and follows the server.
 import { RequestError, decodeArray, request, setVersionSource } from "./api.js";
-import { $, button, empty, fill, h } from "./dom.js";
+import { $, button, empty, fill, h, segments, tools } from "./dom.js";
 import { loadRun, model } from "./model.js";
 import { Push } from "./push.js";
 import { get, onChange, set } from "./state.js";
@@ -10,16 +10,31 @@ import {
 } from "./top.js";
 import { addSparklines, drawNames, drawRuns, refreshSparklines, startTree } from "./tree.js";
 
-// A tab is what a module exports as `tab`: an id, a title, and `mount(panel)`. `show(state)` draws.
+// A view is what a module exports as `tab`: an id, a title, and `mount(panel)`. `show(state)` draws.
+// Views that name the same tab in `within` share it: one at a time, or below each other if they are
+// `stacked`. `isUsed(run)` says whether a run has anything for it. `about` is the tooltip.
 // `prepare(state)` requests what takes long the first time, `first` lets it do so before others.
 // `receive(news)` gets the server's news. `alone` says that it has something to show without a run.
-let TABS = [];
+let VIEWS = [], TABS = [];
 const LARGE = 1_000_000; // records: figures that nobody asked for would delay the next one
 let push = null;
 const connection = () => document.body.dataset.push; // "open" or "closed"; undefined at the start
 
-const currentTab = () => TABS.find((tab) => tab.id === get().tab) ?? TABS[0];
-const panelOf = (tab) => $(`panel-${tab.id}`);
+const isUsed = (view) => !model.run || !view.isUsed || view.isUsed(model.run);
+const usedViews = (tab) => tab.views.filter(isUsed);
+const usedTabs = () => TABS.filter((tab) => usedViews(tab).length);
+const currentView = () =>
+  VIEWS.find((view) => view.id === get().tab && isUsed(view)) ?? VIEWS[0];
+const currentTab = () => TABS.find((tab) => tab.views.includes(currentView()));
+/** The views that are shown at once. */
+const shownViews = () => (currentView().stacked ? usedViews(currentTab()) : [currentView()]);
+const panelOf = (view) => $(`panel-${view.id}`);
+
+/** Opens a tab at the view that was shown last. */
+function openTab(tab) {
+  const view = usedViews(tab).find((each) => each.id === tab.last) ?? usedViews(tab)[0];
+  set({ tab: view.id }, true);
+}
 
 // -- drawing -------------------------------------------------------------------------------------
 
@@ -40,20 +55,29 @@ async function draw(changed) {
 function drawControls() {
   drawNames();
   drawStep();
+  const current = currentTab(), shown = shownViews();
+  current.last = currentView().id;
   for (const tab of TABS) {
-    const isCurrent = tab === currentTab();
-    $(`tab-${tab.id}`).setAttribute("aria-selected", String(isCurrent));
-    $(`tab-${tab.id}`).tabIndex = isCurrent ? 0 : -1;
-    panelOf(tab).hidden = !isCurrent;
+    const isCurrent = tab === current, views = usedViews(tab);
+    const strip = $(`tab-${tab.id}`);
+    strip.hidden = !views.length;
+    strip.setAttribute("aria-selected", String(isCurrent));
+    strip.tabIndex = isCurrent ? 0 : -1;
+    if (isCurrent) strip.scrollIntoView({ block: "nearest", inline: "nearest" });
+    $(`tabpanel-${tab.id}`).hidden = !isCurrent;
+    tab.choice?.choose(currentView().id);
+    for (const view of tab.views) {
+      panelOf(view).hidden = !shown.includes(view);
+      tab.choice?.show(view.id, views.includes(view));
+    }
   }
 }
 
 async function drawTab() {
-  const tab = currentTab();
-  if (!model.run && !tab.alone) return drawNothing();
+  if (!model.run && !currentView().alone) return drawNothing();
   $("nothing").hidden = true;
   try {
-    await tab.show(get());
+    for (const view of shownViews()) await view.show(get());
     showNotice(lastingNotice());
   } catch (error) {
     showError(error);
@@ -62,7 +86,8 @@ async function drawTab() {
 
 function drawNothing() {
   drawMessage(model.entries.length
-    ? empty("Nothing to see yet", model.error || "Choose a run on the left.")
+    ? empty(model.error ? "This run cannot be shown" : "Nothing to see yet",
+      `${model.error ? `${model.error}. ` : ""}Choose a run on the left.`)
     : empty("No runs yet", model.error || "Runs appear as they are written.", 'tap.init("runs")'));
 }
 
@@ -70,17 +95,18 @@ function drawNothing() {
 function drawMessage(message) {
   fill($("nothing"), message);
   $("nothing").hidden = false;
-  for (const tab of TABS) panelOf(tab).hidden = true;
+  for (const tab of TABS) $(`tabpanel-${tab.id}`).hidden = true;
 }
 
 /** Requests what the other tabs will need, one after the other; of a large run only the first. */
 async function prepareTabs() {
   const run = model.run;
-  const [first, others] = [TABS.filter((tab) => tab.first), TABS.filter((tab) => !tab.first)];
-  for (const tab of [...first, ...(run?.records > LARGE ? [] : others)]) {
+  const used = VIEWS.filter(isUsed);
+  const [first, others] = [used.filter((view) => view.first), used.filter((view) => !view.first)];
+  for (const view of [...first, ...(run?.records > LARGE ? [] : others)]) {
     if (!run || model.run?.id !== run.id) return;
-    // a tab reports its errors when it is shown
-    if (tab !== currentTab()) await tab.prepare?.(get()).catch(() => undefined);
+    // a view reports its errors when it is shown
+    if (!shownViews().includes(view)) await view.prepare?.(get()).catch(() => undefined);
   }
 }
 
@@ -101,7 +127,7 @@ async function openRun() {
   } finally {
     clearTimeout(waiting);
   }
-  for (const tab of TABS) tab.receive?.({});
+  for (const view of VIEWS) view.receive?.({});
   subscribe();
 }
 
@@ -165,7 +191,7 @@ function showNotice(text) {
 // -- news of the server --------------------------------------------------------------------------
 
 async function receive(news) {
-  for (const tab of TABS) tab.receive?.(news);
+  for (const view of VIEWS) view.receive?.(news);
   if (news.catalog) await loadCatalog();
   const changed = [...(news.others ?? []), ...(news.run ? [news.run] : [])];
   for (const { id, state, version } of changed) {
@@ -195,8 +221,7 @@ async function receiveRun(news, run) {
 
 async function loadCatalog() {
   model.entries = (await request("catalog")).entries;
-  const isKnown = model.entries.some((entry) => entry.id === get().run);
-  if (!isKnown && model.entries.length) set({ run: model.entries[0].id });
+  if (!get().run && model.entries.length) set({ run: model.entries[0].id });
   drawRuns();
 }
 
@@ -211,6 +236,8 @@ systemTheme.addEventListener("change", () => void update(["theme"]));
 function onKeyDown(event) {
   const { key, target } = event;
   const typing = "input:not([type=range]):not([type=checkbox]), select, textarea, dialog[open]";
+  // Enter ends typing, so that the next key is a shortcut again
+  if (key === "Enter" && target.matches(".side input, .scrub input")) return target.blur();
   if (target.closest(typing) || event.ctrlKey || event.metaKey || event.altKey) return;
   if (key === "ArrowRight" || key === "ArrowLeft") {
     if (target.matches("input[type=range]:not(#scrubber)")) return; // moves that slider
@@ -223,14 +250,14 @@ function onKeyDown(event) {
   else if (key === "f") toggleFollow();
   else if (key === "/") $("search").focus();
   else if (key === "?") $("keyboard").showModal();
-  else if (/^[0-9]$/.test(key)) set({ tab: TABS[(Number(key) + 9) % 10].id }, true);
+  else if (usedTabs()[Number(key) - 1]) openTab(usedTabs()[Number(key) - 1]);
   else return;
   event.preventDefault();
 }
 
 function moveTab(by) {
-  const next = TABS[(TABS.indexOf(currentTab()) + by + TABS.length) % TABS.length];
-  set({ tab: next.id }, true);
+  const tabs = usedTabs(), next = tabs.at((tabs.indexOf(currentTab()) + by) % tabs.length);
+  openTab(next);
   $(`tab-${next.id}`).focus();
 }
 
@@ -241,16 +268,14 @@ async function start() {
   const isCurrent = (id) => model.run?.id === id && connection() === "open";
   setVersionSource((id) => (isCurrent(id) ? model.run.version : null));
   const modules = await request("tabs");
-  TABS = (await Promise.all(modules.map((address) => import(address)))).map(({ tab }) => tab);
-  for (const tab of TABS) {
-    const [id, panelId] = [`tab-${tab.id}`, `panel-${tab.id}`];
-    const open = () => set({ tab: tab.id }, true);
-    $("tabs").append(button(tab.title, open, { id, role: "tab", "aria-controls": panelId }));
-    $("panels").append(h("section", {
-      class: "panel", id: panelId, role: "tabpanel", "aria-labelledby": id, hidden: true,
-    }));
-    tab.mount($(panelId));
+  VIEWS = (await Promise.all(modules.map((address) => import(address)))).map(({ tab }) => tab);
+  for (const view of VIEWS) {
+    const title = view.within ?? view.title, id = title.toLowerCase();
+    const known = TABS.find((tab) => tab.id === id);
+    if (known) known.views.push(view);
+    else TABS.push({ id, title, views: [view] });
   }
+  TABS.forEach(mountTab);
   $("panels").append(h("div", { id: "nothing", class: "panel", hidden: true }));
   startTree();
   startTop();
@@ -258,15 +283,37 @@ async function start() {
   const isDark = () => document.documentElement.dataset.theme === "dark";
   $("theme").addEventListener("click", () => set({ theme: isDark() ? "light" : "dark" }));
   $("help").addEventListener("click", () => $("keyboard").showModal());
+  $("menu").addEventListener("click", () => showMenu(!document.body.classList.contains("menu")));
+  document.querySelector("main").addEventListener("pointerdown", () => showMenu(false));
   $("home").addEventListener("click", (event) => {
     event.preventDefault();
-    set({ tab: TABS[0].id }, true);
+    openTab(TABS[0]);
   });
   await loadCatalog().catch((error) => (model.error = error.message));
   await update(["*run"]);
   push = new Push((news) => receive(news).catch(showError), onConnection);
   subscribe();
   document.body.dataset.ready = "yes";
+}
+
+/** Shows the list of runs and names, which is a drawer on narrow screens. */
+function showMenu(shown) {
+  document.body.classList.toggle("menu", shown);
+  $("menu").setAttribute("aria-expanded", String(shown));
+}
+
+function mountTab(tab) {
+  const [id, panelId, [first]] = [`tab-${tab.id}`, `tabpanel-${tab.id}`, tab.views];
+  const attributes = { id, role: "tab", "aria-controls": panelId, title: first.about };
+  $("tabs").append(button(tab.title, () => openTab(tab), attributes));
+  if (tab.views.length > 1 && !first.stacked) {
+    const options = tab.views.map((view) => [view.id, view.title]);
+    tab.choice = segments("View", options, (view) => set({ tab: view }, true));
+  }
+  const panels = tab.views.map((view) => h("section", { class: "view", id: `panel-${view.id}` }));
+  const panel = { class: "panel", id: panelId, role: "tabpanel", "aria-labelledby": id, hidden: true };
+  $("panels").append(h("section", panel, tab.choice && tools(tab.choice), panels));
+  tab.views.forEach((view, i) => view.mount(panels[i]));
 }
 
 function onConnection(open) {

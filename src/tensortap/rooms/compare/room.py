@@ -8,6 +8,6 @@ ROOM = Room(
     name="compare",
     needs=("figures",),
     commands={"compare": "tensortap.rooms.compare.command:compare"},
-    tabs=(Tab("compare.js", 60),),
+    tabs=(Tab("compare.js", 70),),
     routes="tensortap.rooms.compare.routes:ROUTES",
 )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rich.text import Text
 
 from tensortap import alerts as all_rules
 from tensortap.alerts import Alert, default_rules
 from tensortap.alerts.alert import HINT, WHY
-from tensortap.alerts.rules import ACTIVE_RULES
+from tensortap.alerts.rules import LIMITS, active_rules
 from tensortap.api.run_alerts import alert_finders, rule_alerts, run_alerts
 from tensortap.core.files import plain
 from tensortap.core.record import Kind
@@ -31,7 +31,6 @@ _WORDS: dict[State, str] = {
     "unknown": "not active",
 }  # fmt: skip
 _OTHERS: tuple[tuple[State, str], ...] = (("fine", "fine"), ("unknown", "not active"))
-_LIMITS = ("unseen", "remark")  # about what is observed, not about the training
 
 REMEDIES = {
     "nan": "See the module it began in; tap.blackbox(step, model, optimizer) names the operation.",
@@ -103,7 +102,7 @@ def health_of(
     `alerts` are those of the run, if they are known. `compute` applies the rules over statistics
     to a run in which no rule was active.
     """
-    active = _active_rules(reader)
+    active = active_rules(reader)
     alerts = run_alerts(table, reader) if alerts is None else list(alerts)
     if compute and not active:
         alerts += rule_alerts(table, True)
@@ -128,21 +127,12 @@ def _row(rule: str, alerts: list[Alert], is_active: bool) -> RuleHealth:
     words = looks_for(rule), REMEDIES.get(rule, "")
     if not alerts:
         return RuleHealth(rule, "fine" if is_active else "unknown", *words)
-    problems = [alert for alert in alerts if alert.severity != HINT and rule not in _LIMITS]
+    problems = [alert for alert in alerts if alert.severity != HINT and rule not in LIMITS]
     first = min(problems or alerts, key=lambda alert: alert.step)
     return RuleHealth(
         rule, "problem" if problems else "hint", *words, len(alerts), first.name,
         first.kind.value, first.step, first.rank, first.message,
     )  # fmt: skip
-
-
-def _active_rules(reader: Any) -> set[str]:
-    """Return the rules that were active in any rank of a run or a live session."""
-    names: set[str] = set()
-    for record in reader.records(ACTIVE_RULES) if hasattr(reader, "load") else ():
-        value = reader.load(record).value
-        names.update(value.split() if isinstance(value, str) else ())
-    return names
 
 
 class QuantityLine(NamedTuple):

@@ -11,7 +11,7 @@ ROOM = Room(
         "check": "tensortap.rooms.health.command:check",
         "run": "tensortap.rooms.health.command:run",
     },
-    tabs=(Tab("health.js", 80),),
+    tabs=(Tab("health.js", 45),),
     routes="tensortap.rooms.health.routes:ROUTES",
     offers={
         "track.option.analyses": "tensortap.rooms.health.analyzing:Analyses",

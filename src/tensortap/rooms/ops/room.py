@@ -8,7 +8,7 @@ ROOM = Room(
     name="ops",
     needs=("figures", "provenance", "track"),
     commands={"why": "tensortap.rooms.ops.command:why"},
-    tabs=(Tab("operations.js", 90),),
+    tabs=(Tab("operations.js", 25),),
     routes="tensortap.rooms.ops.routes:ROUTES",
     offers={"report.sections": "tensortap.rooms.ops.why:report_sections"},
 )

@@ -8,7 +8,7 @@ ROOM = Room(
     name="ranks",
     needs=("figures",),
     commands={"ranks": "tensortap.rooms.ranks.command:ranks"},
-    tabs=(Tab("ranks.js", 50),),
+    tabs=(Tab("ranks.js", 60),),
     routes="tensortap.rooms.ranks.routes:ROUTES",
     offers={
         "run.alerts": "tensortap.rooms.ranks.findings:GrowingFindings",

@@ -17,13 +17,16 @@ let countedRun = "";
 
 /** Shows the number of alerts on the tab. */
 function showBadge(total) {
-  $("tab-alerts").querySelector(".badge")?.remove();
-  if (total) $("tab-alerts").append(h("span", { class: "badge" }, count(total)));
+  $("tab-problems").querySelector(".badge")?.remove();
+  if (total) $("tab-problems").append(h("span", { class: "badge" }, count(total)));
 }
 
 export const tab = {
   id: "alerts",
   title: "Alerts",
+  within: "Problems",
+  stacked: true,
+  about: "What is wrong, where, since when, and what to do",
   first: true,
   mount: (panel) => panel.append(bar, verdictCard, body),
 

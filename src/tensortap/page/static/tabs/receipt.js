@@ -8,6 +8,8 @@ const body = h("div", { class: "stack" });
 export const tab = {
   id: "receipt",
   title: "Receipt",
+  within: "Run",
+  stacked: true,
   mount: (panel) => panel.append(body),
 
   async show() {

@@ -23,6 +23,7 @@ const showText = (...texts) => fill(body, emptyCard(...texts));
 export const tab = {
   id: "compare",
   title: "Compare",
+  about: "This run beside another: the first tensor that differs",
   alone: true,
   mount: (panel) => panel.append(
     tools(first, dim("with"), second, fields.map((input) => labelled(input.name, input))), body),
@@ -31,6 +32,7 @@ export const tab = {
     const runs = model.entries.map((entry) => [entry.id, entry.title]);
     const others = runs.filter(([id]) => id !== state.run);
     setOptions(first, runs, state.run);
+    if (!state.other && others.length === 1) state = { ...state, other: others[0][0] };
     setOptions(second, [["", "choose a run"], ...others], state.other);
     for (const input of fields) {
       if (document.activeElement !== input) input.value = state[input.name];

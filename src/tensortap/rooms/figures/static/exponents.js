@@ -20,6 +20,7 @@ const note = dim();
 export const tab = figureTab({
   id: "exponents",
   title: "Exponents",
+  about: "Values by powers of two, and what a number format would lose",
   tools: () => [tools(labelled("Range of", dtype), over, scale, grow(), note)],
 
   update(state) {

@@ -1,6 +1,6 @@
 // A tab with tools and one figure over steps or exponents.
 import { request } from "/static/api.js";
-import { button, h } from "/static/dom.js";
+import { $, button, h } from "/static/dom.js";
 import { draw, listen, markStep } from "/static/figure.js";
 import { model, selection } from "/static/model.js";
 import { get, onChange, set } from "/static/state.js";
@@ -10,7 +10,7 @@ import { get, onChange, set } from "/static/state.js";
  * the parameters of the request, `options` those of `draw`, `ready` is called with the plot after
  * it was drawn.
  */
-export function figureTab({ id, title, tools, update, query, options, ready }) {
+export function figureTab({ id, title, within, about, tools, update, query, options, ready }) {
   const plot = h("div", { class: id });
   const figureCard = h("div", { class: "card figure" }, plot);
   let drawn = "";
@@ -18,7 +18,7 @@ export function figureTab({ id, title, tools, update, query, options, ready }) {
   // a figure over exponents has no steps to mark
   const hasSteps = (state) => id !== "exponents" || state.over === "steps";
   return {
-    id, title,
+    id, title, within, about,
     mount: (panel) => panel.append(...tools(), figureCard),
     prepare: (state) => request(id, parameters(state)),
 
@@ -31,7 +31,7 @@ export function figureTab({ id, title, tools, update, query, options, ready }) {
       const waiting = setTimeout(() => figureCard.classList.add("waiting"), 150);
       try {
         const figure = await request(id, parameters(state));
-        const height = figureCard.parentElement.clientHeight; // of the panel
+        const height = $("panels").clientHeight;
         await draw(plot, figure, { step, ...options(state, now, figure, height) });
         drawn = key;
         ready(plot, figure, state, now);

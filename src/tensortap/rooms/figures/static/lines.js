@@ -24,6 +24,7 @@ const panelsBy = (state, now) => state.by || (now.names.length > 8 ? "name" : "s
 export const tab = figureTab({
   id: "lines",
   title: "Lines",
+  within: "Layers",
   tools: () => [tools(stats), tools(names, grow(), spanButton(), panels, scale)],
 
   update(state, now) {

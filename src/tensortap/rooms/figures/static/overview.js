@@ -9,7 +9,9 @@ const metric = select("Statistic", (value) => set({ metric: value }));
 
 export const tab = figureTab({
   id: "overview",
-  title: "Overview",
+  title: "Heatmap",
+  within: "Layers",
+  about: "Every layer over all steps: a heatmap of one statistic, or lines",
   tools: () => [tools(labelled("Statistic", metric), spanButton(), grow(),
     dim("Click a cell to open its exponents"))],
   update: (_, now) => setOptions(metric, model.run.statistics, now.metric),

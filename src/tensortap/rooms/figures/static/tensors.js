@@ -35,6 +35,7 @@ const bar = tools(heading, zoomOut, save);
 export const tab = {
   id: "tensors",
   title: "Tensors",
+  about: "The values of tensors that were kept whole",
   mount: (panel) => panel.append(tools(labelled("Tensor", kept)), bar, split, message),
   prepare: () => request("tensor_steps", { run: model.run.id }),
 

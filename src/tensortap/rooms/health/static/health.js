@@ -1,35 +1,44 @@
-// Health: one row per rule with a light, where and since when, and what to do; below, what analyses
-// have recorded of each layer as small lines.
+// Health: one row per rule that found something, with a light, where and since when, and what to do;
+// below, what analyses have recorded of each layer as small lines.
 import { request } from "/static/api.js";
 import {
-  button, card, count, dim, empty, fill, h, kindText, plural, svgLine, table,
+  button, card, count, dim, fill, h, kindText, plural, svgLine, table,
 } from "/static/dom.js";
 import { model, selection } from "/static/model.js";
 import { set } from "/static/state.js";
 
 const STATES = { problem: "problem", hint: "hint", fine: "fine", unknown: "not active" };
 const WIDTH = 96, HEIGHT = 24; // of small lines, as in report.py
-const summary = h("dl", { class: "figures" });
 const rules = card(), layers = card();
 
 export const tab = {
   id: "health",
   title: "Health",
-  mount: (panel) => panel.append(summary, rules, layers),
+  within: "Problems",
+  stacked: true,
+  mount: (panel) => panel.append(rules, layers),
 
   async show(state) {
     const { rank } = selection(state);
     const found = await request("health", { run: model.run.id, rank, q: state.q });
-    fill(summary, Object.entries(STATES).map(([key, text]) => {
-      const total = found.rules.filter((row) => row.state === key).length;
-      return h("div", { class: total ? key : "" }, h("dt", {}, text), h("dd", {}, count(total)));
-    }));
-    fill(rules, h("h3", {}, "Rules"),
-      table(["", "Rule", "Where", "Since", "What to do"], found.rules.map(ruleRow), [3]));
-    fill(layers, found.total ? layerParts(found)
-      : empty("No analyses", "Norms, updates, dead units, attention and more need", "tap.track(model, analyses=True)"));
+    const raised = found.rules.filter((row) => row.alerts);
+    const none = "No rule found a problem";
+    fill(rules, h("h3", {}, raised.length ? "Rules that found something" : none),
+      raised.length > 0 && table(["", "Rule", "Where", "Since", "What to do"], raised.map(ruleRow), [3]),
+      quiet(found.rules, "fine", "found nothing"),
+      quiet(found.rules, "unknown", "not active: they need tap.track(model, optimizer, alerts=True)"));
+    layers.hidden = !found.total;
+    if (found.total) fill(layers, layerParts(found));
   },
 };
+
+/** Rules without a finding, as one line that unfolds. */
+function quiet(all, state, words) {
+  const rows = all.filter((row) => row.state === state);
+  const light = h("span", { class: `light ${state}`, role: "img", "aria-label": STATES[state] });
+  return rows.length > 0 && h("details", { class: state }, h("summary", {}, light, ` ${plural(rows.length, "rule")} ${words}`),
+    table([], rows.map((row) => [row.rule, dim(row.looks_for)])));
+}
 
 const detail = (text) => h("div", { class: "dim" }, text);
 
@@ -38,10 +47,6 @@ function ruleRow(row) {
   const open = () => set({ tab: "alerts", rule }, true);
   const onkeydown = (event) => event.key === "Enter" && open();
   const light = h("span", { class: `light ${state}`, role: "img", "aria-label": STATES[state] });
-  if (!alerts) {
-    const note = state === "unknown" ? `${row.looks_for} (needs tap.track(model, alerts=True))` : row.looks_for;
-    return h("tr", {}, h("td", { class: "lights" }, light), h("td", {}, rule), h("td", { class: "dim", colSpan: 3 }, note));
-  }
   const facts = [kindText(kind), rank && `rank ${rank}`, alerts > 1 && plural(alerts, "alert")];
   return h("tr", { class: "clickable", tabindex: "0", onclick: open, onkeydown },
     h("td", { class: "lights" }, light), h("td", {}, rule), h("td", {}, name, detail(facts.filter(Boolean).join(" · "))),

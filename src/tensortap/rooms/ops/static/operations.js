@@ -11,6 +11,8 @@ const body = card();
 export const tab = {
   id: "operations",
   title: "Operations",
+  within: "Layers",
+  isUsed: (run) => run.kinds.includes("Op"),
   mount: (panel) => panel.append(bar, body),
 
   async show(state) {

@@ -11,6 +11,9 @@ let drawn = "";
 export const tab = {
   id: "provenance",
   title: "Provenance",
+  within: "Run",
+  stacked: true,
+  about: "What ran, how to run it again, and what capturing cost",
   mount: (panel) => panel.append(body),
 
   async show() {

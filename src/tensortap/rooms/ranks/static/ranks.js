@@ -2,7 +2,7 @@
 // click on a cell opens the tensor of its rank.
 import { request } from "/static/api.js";
 import {
-  button, count, dim, fill, grow, h, labelled, plural, segments, select, setOptions, tools,
+  $, button, count, dim, fill, grow, h, labelled, plural, segments, select, setOptions, tools,
 } from "/static/dom.js";
 import { draw, listen, markStep } from "/static/figure.js";
 import { model, selection } from "/static/model.js";
@@ -33,6 +33,8 @@ let drawn = "", rows = [], paths = {}, focused = 0;
 export const tab = {
   id: "ranks",
   title: "Ranks",
+  about: "Every rank side by side, and those that are unlike the others",
+  isUsed: (run) => run.ranks.length > 1,
   mount: (panel) => panel.append(
     tools(labelled("Statistic", metric), across, values, zoomOut, grow(), openAll, closeAll),
     tools(subject, far, alerted), figureCard),
@@ -67,7 +69,7 @@ async function drawFigure(figure, state, now) {
   const isOverSteps = !state.across, layout = figure.layout;
   ({ rows, paths = {} } = figure);
   const bottom = isOverSteps ? BOTTOM : LABELS_BOTTOM;
-  const room = figureCard.parentElement.clientHeight - 110 - TOP - bottom;
+  const room = $("panels").clientHeight - 110 - TOP - bottom;
   const size = Math.floor(Math.max(SMALLEST, Math.min(LARGEST, room / Math.max(1, rows.length))));
   const columns = isOverSteps ? "step" : "layer";
   fill(subject, isOverSteps ? now.names[0] ?? "" : `${now.kind.replaceAll("_", " ")} at step ${count(figure.step)}`);
