@@ -32,7 +32,7 @@ help:
 	@echo "make lint    ruff, mypy, import-linter"
 	@echo "make docs    build the documentation site in build/site"
 	@echo "make bench   measure what it costs   (ARGS names benchmarks)"
-	@echo "make dist    build an sdist and a manylinux wheel in dist"
+	@echo "make dist    build an sdist and a manylinux wheel for each Python that is here, in dist"
 	@echo "make clean   remove build products, but not $(VENV)"
 
 demo: $(VENV)/.ready-demo
@@ -92,13 +92,24 @@ peers: $(VENV)/.ready-bench
 	    $(PIP) "$$peer" $(TORCH) || echo "$$peer is not installed"; \
 	done
 
-# From the sdist, so that it is complete. auditwheel names the oldest Linux that the wheel runs on.
+# One Python of each version that is on this machine; PYTHONS=python3.12 for some of them.
+PYTHONS ?= $(shell for python in $$(ls -d $$HOME/.pyenv/versions/3.1[1-9]*/bin/python3 2>/dev/null) \
+    python3.11 python3.12 python3.13 python3.14; do \
+        $$python -c 'import sys; print("%d.%d" % sys.version_info[:2], sys.executable)' 2>/dev/null; \
+    done | sort -u -k 1,1 | cut -d ' ' -f 2)
+
+# From the sdist, so that it is complete. auditwheel names the oldest Linux that a wheel runs on.
 dist: $(VENV)/.ready-dist
 	rm -rf $(DIST)
-	$(BIN)/python -m build --no-isolation --outdir $(DIST)
+	$(BIN)/python -m build --no-isolation --sdist --outdir $(DIST)
+	for python in $(PYTHONS); do \
+	    $(BIN)/python -m pip --python $$python wheel --quiet --disable-pip-version-check --no-deps \
+	        --wheel-dir $(DIST)/plain $(DIST)/*.tar.gz || exit 1; \
+	done
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair \
-	    --wheel-dir $(DIST) $(DIST)/*-linux_*.whl
-	rm $(DIST)/*-linux_*.whl
+	    --wheel-dir $(DIST) $(DIST)/plain/*.whl
+	rm -r $(DIST)/plain
+	@ls $(DIST)
 
 # Remove the stamps, too, so that the next target builds again.
 clean:

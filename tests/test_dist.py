@@ -34,7 +34,7 @@ def built(tmp_path_factory):
     products = (ROOT / "build", ROOT / "dist", ROOT / "src" / "tensortap.egg-info")
     before = [path.exists() for path in products]
     stamp = Path(sys.prefix, ".ready-dist")
-    shell(f"make dist VENV={sys.prefix} DIST={folder} -o {stamp}", ROOT)
+    shell(f"make dist VENV={sys.prefix} DIST={folder} PYTHONS={sys.executable} -o {stamp}", ROOT)
     assert [path.exists() for path in products] == before
     return folder
 
