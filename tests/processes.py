@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
@@ -12,6 +13,15 @@ def wait_for(found, what="it did not happen"):
     while not found():
         assert time.monotonic() < deadline, what() if callable(what) else what
         time.sleep(0.01)
+
+
+def in_threads(work, arguments):
+    """Call a function in one thread for each argument, and wait for all of them."""
+    threads = [threading.Thread(target=work, args=(each,)) for each in arguments]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def gone(pid):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import threading
 
 import pytest
 
 from tensortap.capture.queue import write_to
 from tensortap.core.record import Kind, Record
+from tests.processes import in_threads
 
 _seq = itertools.count()
 
@@ -54,11 +54,7 @@ class SinkContract:
             for i in range(200):
                 put(queue, record(f"thread {thread}", i))
 
-        threads = [threading.Thread(target=work, args=(thread,)) for thread in range(5)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, range(5))
         assert queue.flush(60)
         arrived = self.arrived(queue)
         for thread in range(5):

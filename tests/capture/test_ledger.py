@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from tensortap.capture.fast import QueueState
@@ -11,6 +9,7 @@ from tensortap.capture.ledger import BUSY, DISCONNECTED, ERROR, OVER_BUDGET, TOO
 from tensortap.capture.ticket import Ticket
 from tensortap.core.history import OVERHEAD
 from tests.capture.sink_contract import record
+from tests.processes import in_threads
 
 
 def entry(nbytes=8, **fields):
@@ -20,17 +19,13 @@ def entry(nbytes=8, **fields):
 def test_adds_up_what_many_threads_report():
     ledger = Ledger()
 
-    def work():
+    def work(_):
         for _ in range(6000):
             ledger.capture(1000, 1, 2, 3)
             ledger.capture_small(8, 4)
             ledger.track(5)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(4))
     receipt = ledger.receipt(50_000, 0)
     assert (receipt.captured, receipt.tracked, receipt.skipped) == (48_000, 24_000, 2000)
     assert receipt.bytes == 24_000 * 1008

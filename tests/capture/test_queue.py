@@ -17,7 +17,7 @@ from tensortap.capture.ticket import settle
 from tensortap.core.history import OVERHEAD
 from tensortap.core.record import Kind
 from tests.capture.sink_contract import SinkContract, put, record
-from tests.processes import wait_for
+from tests.processes import in_threads, wait_for
 
 
 class Gate(Sink):
@@ -362,11 +362,7 @@ def test_counts_add_up_with_many_threads_and_a_small_budget(make):
             if ticket is not None:
                 taken.append(ticket)
 
-    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(6))
     assert queue.flush(60)
     assert len(taken) + len(queue.sink.dropped) == 6000
     assert len(queue.sink.sent) + dropped(queue) == 6000

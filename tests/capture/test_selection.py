@@ -7,24 +7,17 @@ import threading
 import pytest
 
 from tensortap.capture.selection import CallCounter, CallCounters, Clock
-
-
-def in_threads(work, count=8):
-    threads = [threading.Thread(target=work) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+from tests.processes import in_threads
 
 
 def test_every_call_gets_its_own_number():
     counter = CallCounter("x")
     seen: list[int] = []
 
-    def work():
+    def work(_):
         seen.extend([counter.tick() for _ in range(10_000)])
 
-    in_threads(work)
+    in_threads(work, range(8))
     assert sorted(seen) == list(range(80_000))
     assert counter.calls == 80_000
     assert counter.calls == 80_000, "reading must not count"
@@ -36,11 +29,11 @@ def test_a_name_has_one_counter_whichever_thread_asks_first():
         found: list[CallCounter] = []
         barrier = threading.Barrier(8)
 
-        def work(counters=counters, found=found, barrier=barrier):
+        def work(_, counters=counters, found=found, barrier=barrier):
             barrier.wait()
             found.append(counters.of("x"))
 
-        in_threads(work)
+        in_threads(work, range(8))
         assert len({id(counter) for counter in found}) == 1
 
 
@@ -73,10 +66,10 @@ def test_one_of_many_threads_captures_equal_content():
     counter = CallCounter("x")
     captured = []
 
-    def work():
+    def work(_):
         captured.extend([i for i in range(200) if counter.differs(b"same")])
 
-    in_threads(work)
+    in_threads(work, range(8))
     assert len(captured) == 1
 
 
@@ -119,9 +112,9 @@ def test_begin_and_let_go_respect_the_owner():
 def test_loses_no_step_between_threads():
     clock = Clock()
 
-    def work():
+    def work(_):
         for _ in range(1000):
             clock.advance("a")
 
-    in_threads(work)
+    in_threads(work, range(8))
     assert clock.step == 8000

@@ -7,7 +7,6 @@ import itertools
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 from tensortap.core import buffers, limits
 from tensortap.core.buffers import MappedSegment, OutOfMemory, Pool, Segment, view_of
+from tests.processes import in_threads
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 
@@ -79,11 +79,7 @@ def test_many_threads_share_a_pool(nbytes):
                 lease.writable[:] = bytes([mark]) * lease.nbytes
             wrong.extend(lease for lease in leases if set(lease.view[::997]) != {mark})
 
-    threads = [threading.Thread(target=work, args=(mark,)) for mark in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(6))
     assert not wrong
     if nbytes:
         assert pool.acquire_shared(nbytes) is not None, "a block was not returned"

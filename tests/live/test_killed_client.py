@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 
 from tests.live.talking import TALKS, Talker, segments, shared_files
@@ -49,47 +47,3 @@ def test_client_killed_inside_a_large_message(serving, run, wait_for, path):
     assert shared_files() == before
     # the server has copied what arrived, and keeps none of its memory
     wait_for(lambda: segments(where.pid) <= 1, what=lambda: segments(where.pid))
-
-
-@pytest.mark.fault("kill -9 of a training program")
-def test_client_killed_between_two_chunks_of_a_payload(server, run, wait_for):
-    # the other half never comes: what was half there is dropped, and not shown
-    program = run(
-        """
-        import os, signal, numpy as np, tensortap as tap
-        from tensortap.live import messages as wire
-        chunks = wire.chunks
-        def half(number, index, view):
-            yield from chunks(number, index, view[: view.nbytes // 2])
-            print("half")
-            import time; time.sleep(60)
-        wire.chunks = half
-        assert tap.catch(1, "one").wait(60)
-        tap.catch(np.ones(4_000_000), "half")
-        tap.flush(60)
-        """,
-        TENSORTAP_NO_ARENA="1",
-    )
-    assert program.line() == "half"
-    (client,) = server.clients.values()
-    assemblies = client.connection.assemblies
-    wait_for(lambda: assemblies and next(iter(assemblies.values())).missing < 17_000_000)
-    program.kill()
-    wait_for(lambda: not client.connected)
-    assert server.history.names() == ["one"]
-    assert not assemblies
-    assert not server.rejected
-
-
-@pytest.mark.fault("SIGSTOP of a training program")
-def test_a_client_stopped_inside_a_message_does_not_delay_others(server, run, wait_for):
-    flood = run(FLOOD, TENSORTAP_NO_ARENA="1")
-    assert flood.line() == "ready"
-    flood.signal(signal.SIGSTOP)
-    others = [Talker(run(TALKS)) for _ in range(2)]
-    for other in others:
-        other("catch(30, size=20_000, wait=60)")
-        assert other("receipt()")["captured"] == 30
-    flood.signal(signal.SIGCONT)
-    seen = len(server.history.records("flood"))
-    wait_for(lambda: len(server.history.records("flood")) > seen)

@@ -14,7 +14,7 @@ def test_producers_in_trouble_disturb_nobody_else():
 
 def no_catch_waits_for_the_session() -> bool:
     """Check a load; return False if a catch took long, as it may once on a busy machine."""
-    found = measure(Load(processes=4, producers=3, seconds=4, bound=16 << 20, stop=1.5))
+    found = measure(Load(processes=4, producers=3, seconds=2, bound=16 << 20, stop=1.5))
     assert found.confirmed > 10
     assert found.confirmed_slow > 0
     assert found.lost == 0

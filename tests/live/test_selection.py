@@ -44,20 +44,6 @@ def test_every_first_when_and_enable(server, run):
     assert skipped == 7 * 20 - 38
 
 
-def test_a_condition_that_raises_is_logged_once(server, run):
-    program = run("""
-        import tensortap as tap
-        for i in range(5):
-            assert not tap.catch(i, "broken", when=lambda value: 1 / 0).wait(60)
-            assert tap.catch(i, "fine").wait(60)
-        assert tap.receipt().reasons["error"] == 5, str(tap.receipt())
-    """)
-    _, err = program.process.communicate(timeout=60)
-    assert program.process.returncode == 0, err
-    assert err.count("ZeroDivisionError") == 1
-    assert server.history.names() == ["fine"]
-
-
 @pytest.mark.parametrize("size", [4, 100_000])
 def test_changed_compares_contents(server, run, size):
     program = run(f"""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import duckdb
@@ -15,7 +14,6 @@ import tensortap as tap
 from tensortap.core.errors import TensortapError
 from tensortap.runs.folders import make_run
 from tensortap.runs.layout import NotARun, write_json
-from tests.processes import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -101,22 +99,6 @@ def test_follow_yields_new_records_and_ends_with_the_run(program, tmp_path):
     assert out.strip() == "ended"
 
 
-def test_changed_skips_equal_values_and_counts_them(program):
-    out = program("""
-        import torch, tensortap as tap
-        path = tap.init("runs")
-        x = torch.zeros(10_000)
-        for step in range(10):
-            if step == 5:
-                x += 1
-            tap.catch(x, "x", changed=True)
-        tap.finish()
-        run = tap.open(path)
-        print([r.step for r in run.records("x")], tap.receipt().skipped)
-    """)
-    assert out.strip() == "[0, 5] 8"
-
-
 def test_next_run_starts_at_step_0(program):
     out = program("""
         import tensortap as tap
@@ -136,35 +118,6 @@ def test_next_run_starts_at_step_0(program):
     one, two, counts = out.splitlines()
     assert one == two == "[('before', 0), ('x', 0), ('x', 1)]"
     assert counts == "6 2"
-
-
-def test_training_is_bit_identical_with_a_run_open(program):
-    out = program("""
-        import sys, torch, tensortap as tap
-
-        def train(catch):
-            torch.manual_seed(0)
-            layers = torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 8)
-            model = torch.nn.Sequential(*layers)
-            optimizer = torch.optim.AdamW(model.parameters())
-            losses = []
-            for _ in range(20):
-                x = torch.randn(32, 64)
-                for layer in model:
-                    x = layer(x)
-                    if catch:
-                        tap.catch(x, "x")
-                loss = x.square().mean()
-                optimizer.zero_grad(); loss.backward(); optimizer.step()
-                losses.append(loss.item())
-            return losses, [p.detach().numpy().tobytes() for p in model.parameters()]
-
-        train(False)  # on a busy machine the first training of a process may differ
-        before = train(False)
-        tap.init("runs")
-        print(train(True) == before, tap.receipt().captured)
-    """)
-    assert out.split() == ["True", "60"]
 
 
 def test_forked_child_does_not_write_into_the_run_of_its_parent(program):
@@ -314,12 +267,12 @@ def test_paths_hold_after_a_change_of_the_working_directory(program, tmp_path):
 REPLACED = """
 import os, shutil, sys, numpy as np, tensortap as tap
 from tensortap.rooms.provenance import update_metadata
-how, size = sys.argv[1], int(sys.argv[2])
+how = sys.argv[1]
 run = tap.init("runs")
 run.parent.joinpath("other").mkdir()
 update_metadata()  # provenance is written before
 for i in range(100):
-    tap.catch(np.full(size, i), "x")
+    tap.catch(np.full(3000 if i % 2 else 3, i), "x")
 assert tap.flush(60)
 moved = run.with_name("moved")
 if how == "deleted":
@@ -337,7 +290,7 @@ elif how == "moved":
     run.symlink_to(moved)
 before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}
 for i in range(200):
-    tap.catch(np.full(size, i), "x")
+    tap.catch(np.full(3000 if i % 2 else 3, i), "x")
 flushed, dumped = tap.flush(60), tap.dump(np.ones(3), "y")
 tap.finish()
 receipt = tap.receipt()
@@ -347,34 +300,15 @@ print([flushed, dumped is not None, receipt.captured, receipt.dropped, len(writt
 
 
 @pytest.mark.fault("the folder of a run removed or replaced while it is written")
-@pytest.mark.parametrize("size", [3, 3000])
 @pytest.mark.parametrize("how", ["deleted", "tables", "renamed", "copied", "link", "moved"])
-def test_folder_that_is_removed_or_replaced(program, how, size):
-    found = json.loads(program(REPLACED, how, str(size)).replace("T", "t").replace("F", "f"))
+def test_folder_that_is_removed_or_replaced(program, how):
+    found = json.loads(program(REPLACED, how).replace("T", "t").replace("F", "f"))
     if how == "moved":  # and linked: it is the same folder
         assert found == [True, True, 301, 0, True]
     elif how == "tables":  # other files still go into the folder
         assert found == [False, True, 100, 201, True]
     else:
         assert found == [False, False, 100, 201, False]
-
-
-def test_removed_run_affects_neither_training_nor_the_next_run(tmp_path):
-    path = tap.init(tmp_path / "runs")
-    tap.catch(1.0, "x")
-    tap.flush(60)
-
-    def removed():
-        shutil.rmtree(path, ignore_errors=True)  # provenance may be written meanwhile
-        return not path.exists()
-
-    wait_for(removed)
-    tap.catch(2.0, "x")
-    tap.finish()
-    second = tap.init(tmp_path / "runs")
-    tap.catch(3.0, "x")
-    tap.finish()
-    assert tap.open(second).get_all("x") == [3.0]
 
 
 def test_error_for_folder_of_runs_names_the_latest(tmp_path, run):

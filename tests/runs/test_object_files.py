@@ -104,22 +104,3 @@ def test_opens_only_regular_files(tmp_path, suffix):
     os.mkfifo(tmp_path / f"x{suffix}")
     with pytest.raises(TensortapError, match="is not a regular file"):
         files.load_file(tmp_path / f"x{suffix}")
-
-
-@pytest.mark.parametrize("dtype", ["f4", ">i8", "?", ml_dtypes.bfloat16])
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_reads_parts_of_arrays(tmp_path, dtype, order):
-    array = np.arange(60).reshape(3, 4, 5).astype(dtype, order=order)
-    path = tmp_path / "x.npy"
-    files.format_of(array).save(array, path)
-    found = files.open_array(path)
-    assert (found.shape, found.dtype, found.ndim) == (array.shape, array.dtype, 3)
-    assert (found.size, found.nbytes) == (array.size, array.nbytes)
-    whole = slice(None)
-    for index in [(2, whole, whole), (whole, 1, whole), (1, 3, whole), (0, whole, 4), ()]:
-        assert np.array_equal(found[index], array[index])
-    assert np.array_equal(np.ascontiguousarray(found), array)
-    os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(TensortapError, match="has become shorter"):
-        found[(2, whole, whole)]
-    assert files.open_array(path) is None

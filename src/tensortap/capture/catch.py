@@ -175,18 +175,17 @@ def catch_grad(
 _graph_keys: dict[tuple[Any, ...], str] = {}
 
 
-def _graph_key(name: str | None, suffix: str, *options: Any) -> str:
+def _graph_key(name: str | None, suffix: str, **options: Any) -> str:
     """Return the key of a call in a compiled graph; torch calls this while it compiles."""
     from tensortap.values.torch import graphs, private_compiler
 
     name = _sites.lookup(private_compiler.traced_caller()) + suffix if name is None else name
-    known = name, *options
+    known = name, *sorted(options.items())
     if known not in _graph_keys:
-        every, first, when, changed, server = options
 
         def capture(values: list[Any], note: str) -> None:
-            catch(values[0], name, every=every, first=first, changed=changed, server=server,
-                  when=values[1] if len(values) > 1 else when)  # fmt: skip
+            condition = {"when": values[1]} if len(values) > 1 else {}
+            catch(values[0], name, **options, **condition)
 
         _graph_keys[known] = graphs.register(f"tensortap.catch:{name}", capture)
     return _graph_keys[known]
@@ -199,15 +198,7 @@ def _reject_in_graph(name: str | None, cls: str) -> None:
 
 
 def _catch_in_graph(
-    value: Any,
-    name: str | None = None,
-    *,
-    every: int = 1,
-    first: int | None = None,
-    when: Any = True,
-    changed: bool = False,
-    server: str | None = None,
-    shard: Shard | None = None,
+    value: Any, name: str | None = None, *, when: Any = True, shard: Any = None, **options: Any
 ) -> Ticket:
     """Stand in for `catch` where torch compiles a function."""
     from tensortap.values.torch import graphs
@@ -215,28 +206,18 @@ def _catch_in_graph(
     if not graphs.is_tensor(value) or shard is not None:
         _reject_in_graph(name, type(value).__name__)
     elif graphs.is_tensor(when):
-        graphs.catch(value, _graph_key(name, "", every, first, True, changed, server), when)
+        graphs.catch(value, _graph_key(name, "", **options), when)
     else:
-        graphs.catch(value, _graph_key(name, "", every, first, when, changed, server), None)
+        graphs.catch(value, _graph_key(name, "", when=when, **options), None)
     return SKIPPED
 
 
-def _catch_grad_in_graph(
-    value: Any,
-    name: str | None = None,
-    *,
-    every: int = 1,
-    first: int | None = None,
-    when: Any = True,
-    changed: bool = False,
-    server: str | None = None,
-) -> Any:
+def _catch_grad_in_graph(value: Any, name: str | None = None, **options: Any) -> Any:
     """Stand in for `catch_grad` where torch compiles a function."""
     from tensortap.values.torch import graphs
 
     if graphs.is_tensor(value) and value.requires_grad:
-        key = _graph_key(name, ".grad", every, first, when, changed, server)
-        graphs.look_at_gradient(value, None, key, "")
+        graphs.look_at_gradient(value, None, _graph_key(name, ".grad", **options), "")
     else:
         _reject_in_graph(name, f"{type(value).__name__} that requires no gradient")
     return value

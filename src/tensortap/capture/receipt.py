@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from tensortap.core.limits import format_size
 
@@ -36,28 +37,17 @@ class Receipt:
 
     def since(self, earlier: Receipt) -> Receipt:
         """Return what was added since an earlier receipt."""
-        counts = {
-            name: max(0, getattr(self, name) - getattr(earlier, name))
-            for name in ("captured", "tracked", "skipped", "dropped", "bytes", "steps")
+        counts = ("captured", "tracked", "skipped", "dropped", "bytes", "steps", "stepping")
+        added: dict[str, Any] = {
+            name: max(0, getattr(self, name) - getattr(earlier, name)) for name in counts
         }
-        reasons = {
-            name: max(0, count - earlier.reasons.get(name, 0))
-            for name, count in self.reasons.items()
-        }
-        activities = {
-            name: max(0.0, seconds - earlier.activities.get(name, 0.0))
-            for name, seconds in self.activities.items()
-        }
-        seconds = sum(activities.values())
-        return dataclasses.replace(
-            self,
-            **counts,
-            reasons=reasons,
-            activities=activities,
-            seconds=seconds,
-            seconds_per_step=seconds / counts["steps"] if counts["steps"] else 0.0,
-            stepping=max(0.0, self.stepping - earlier.stepping),
-        )
+        for name in ("reasons", "activities"):
+            before = getattr(earlier, name)
+            now = getattr(self, name).items()
+            added[name] = {key: max(0, each - before.get(key, 0)) for key, each in now}
+        seconds = added["seconds"] = sum(added["activities"].values())
+        added["seconds_per_step"] = seconds / added["steps"] if added["steps"] else 0.0
+        return dataclasses.replace(self, **added)
 
     def __str__(self) -> str:
         tracked = f", {self.tracked:,} tracked" if self.tracked else ""

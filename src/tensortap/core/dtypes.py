@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensortap.core.errors import CaptureError
@@ -162,6 +163,24 @@ def _itemsize_of_str(name: str) -> int:
         if _SWAPPED.fullmatch(name) or _EXTENDED.fullmatch(name):
             return int(name[2:])
     raise ValueError(f"no dtype is called {name[:40]!r}")
+
+
+def tensor_nbytes(dtype: str, shape: Sequence[int]) -> int:
+    """Return the size that dtype and shape imply; raise ValueError if no tensor has them.
+
+    >>> tensor_nbytes("bfloat16", (2, 3))
+    12
+    """
+    size = itemsize(dtype)
+    for length in shape:
+        # stop early: the product of a long hostile shape would take hours
+        if not 0 <= length < 1 << 62 or size >= 1 << 62:
+            size = 1 << 62
+            break
+        size *= length or 1
+    if size >= 1 << 62:
+        raise ValueError(f"a tensor of shape {str(shape[:8])[:200]}")
+    return 0 if 0 in shape else size
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,18 +1,8 @@
-"""Select records by name, step, rank and kind."""
+"""Steps as people write them."""
 
 from __future__ import annotations
 
 from tensortap.core.errors import TensortapError
-from tensortap.core.record import Kind, Record
-
-
-def fits(record: Record, step: int | None, rank: int | None, kind: Kind | None) -> bool:
-    """Return whether a record has this step, rank and kind; None fits all."""
-    return (
-        (step is None or record.step == step)
-        and (rank is None or record.rank == rank)
-        and (kind is None or record.kind is kind)
-    )
 
 
 def parse_steps(text: str | None) -> tuple[int | None, int | None] | None:

@@ -156,8 +156,10 @@ class PendingSockets:
         most = _MOST_PENDING if descriptors < 0 else min(_MOST_PENDING, descriptors // 2)
         while len(self._sockets) > most:
             self._close(next(iter(self._sockets)))
-        if full:
-            self._make_room()
+        if full:  # no descriptor is left: close half, first those that have sent nothing
+            crowd = sorted(self._sockets, key=lambda fd: _received_nbytes(fd) > 0)
+            for fd in crowd[: (len(crowd) + 1) // 2]:
+                self._close(fd)
 
     def done(self, fd: int) -> None:
         """Forget a connection that was closed, or has completed the handshake."""
@@ -181,15 +183,6 @@ class PendingSockets:
         for fd, pending in list(self._sockets.items()):
             if now > pending.deadline or _received_nbytes(fd) > _LARGEST_HANDSHAKE:
                 self._close(fd)
-
-    def _make_room(self) -> None:
-        """Close the older half of the connections: no file descriptor is left for a new one.
-
-        Those that have sent nothing go first: a client greets at once.
-        """
-        crowd = [fd for fd in self._sockets if not _received_nbytes(fd)] or list(self._sockets)
-        for fd in crowd[: (len(crowd) + 1) // 2]:
-            self._close(fd)
 
     def _close(self, fd: int) -> None:
         rejected = self._sockets.pop(fd).rejected

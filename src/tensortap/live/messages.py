@@ -27,7 +27,7 @@ import msgspec
 
 from tensortap._version import __version__
 from tensortap.core.columns import Column, Columns, split
-from tensortap.core.dtypes import itemsize
+from tensortap.core.dtypes import tensor_nbytes
 from tensortap.core.errors import TensortapError, WireError
 from tensortap.core.record import Record, TensorData, Value
 from tensortap.core.values import map_leaves
@@ -233,7 +233,7 @@ def decode_records(body: bytes | memoryview, payloads: list[Any]) -> list[Record
             data = value.data
             if type(data) is bytes and sizes.get((value.dtype, value.shape)) == len(data):
                 continue
-            sizes[value.dtype, value.shape] = tensor_nbytes(value)
+            sizes[value.dtype, value.shape] = _nbytes(value.dtype, value.shape)
         elif value is None or type(value) in _PLAIN:
             continue
         complete = with_payloads(value, payloads)
@@ -252,13 +252,12 @@ def decode_columns(columns: tuple[Column, ...], count: int, body: bytes) -> list
 
 def _column_size(column: Column) -> int:
     if not column.is_number:
-        return tensor_nbytes(TensorData(column.framework, column.dtype, column.shape, b""))
+        return _nbytes(column.dtype, column.shape)
     if column.dtype or column.shape:
         raise WireError(f"numbers of dtype {column.dtype[:60]!r} and shape {column.shape[:8]}")
     return 8
 
 
-_SIZE_LIMIT = 1 << 62
 _PLAIN = (float, int, str, bool)
 
 
@@ -277,7 +276,7 @@ def with_payloads(value: Value, payloads: list[Any]) -> Value:
 
 
 def _with_payload(tensor: TensorData, payloads: list[Any]) -> TensorData:
-    expected = tensor_nbytes(tensor)
+    expected = _nbytes(tensor.dtype, tensor.shape)
     data = tensor.data
     if type(data) is bytes:
         nbytes = len(data)
@@ -294,17 +293,8 @@ def _with_payload(tensor: TensorData, payloads: list[Any]) -> TensorData:
     return tensor
 
 
-def tensor_nbytes(tensor: TensorData) -> int:
-    """Return the size that dtype and shape of a tensor imply; raise WireError if they cannot be."""
+def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
     try:
-        size = itemsize(tensor.dtype)
-    except Exception as error:
-        raise WireError(f"a tensor of unknown dtype {tensor.dtype[:60]!r}: {error}") from None
-    for length in tensor.shape:
-        # stop early: the product of a long hostile shape would take hours
-        if not 0 <= length < _SIZE_LIMIT or size >= _SIZE_LIMIT:
-            raise WireError(f"a tensor of shape {str(tensor.shape[:8])[:200]}")
-        size *= length or 1
-    if size >= _SIZE_LIMIT:
-        raise WireError(f"a tensor of shape {str(tensor.shape[:8])[:200]}")
-    return 0 if 0 in tensor.shape else size
+        return tensor_nbytes(dtype, shape)
+    except ValueError as error:
+        raise WireError(str(error)) from None

@@ -17,9 +17,8 @@ from tensortap.core.record import Kind, Record
 from tensortap.live import messages as wire
 from tensortap.live.address import Address, parse_address
 from tensortap.live.answers import Heads, Overview, RecordList, TensorStepsList
-from tensortap.live.channel import Channel, ConnectionState
+from tensortap.live.channel import NO_KEY, Channel, ConnectionState
 
-_RESTART_TIMEOUT = 1.0  # seconds to wait for a server where nobody listens
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
@@ -49,8 +48,9 @@ class LiveReader:
         while self._channel.state is not ConnectionState.OPEN:
             self._channel.poll(0.05)
             refusal, waited = self._channel.refusal, time.monotonic() - start
-            nobody = self._channel.state is ConnectionState.ABSENT and not refusal
-            if waited > timeout or (nobody and waited > _RESTART_TIMEOUT):
+            absent = self._channel.state is ConnectionState.ABSENT and refusal in ("", NO_KEY)
+            # a session that is being restarted gets a second
+            if waited > (min(timeout, 1.0) if absent else timeout):
                 reason = refusal or "no server is listening; start one: tap.serve()"
                 raise NotFound(f"no live session at {self.address}: {reason}")
 

@@ -53,16 +53,6 @@ def receipt_file(run: Path, rank: int) -> Path:
     return records_folder(run, rank) / "receipt.json"
 
 
-def tensors_folder(run: Path, rank: int) -> Path:
-    """Return the folder with the payload files of a rank."""
-    return run / "tensors" / rank_name(rank)
-
-
-def part_name(number: int) -> str:
-    """Return the file name of a sealed table."""
-    return f"{number:04d}.parquet"
-
-
 def ranks_of(run: Path) -> list[int]:
     """Return the ranks that have written into a run."""
     folder = run / "records"

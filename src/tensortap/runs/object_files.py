@@ -7,7 +7,6 @@ Reading never runs code from a file, unless the caller trusts it: `.pt` is read 
 from __future__ import annotations
 
 import io
-import itertools
 import math
 import os
 import pickle
@@ -169,7 +168,7 @@ def _load_numpy(path: Path, trust: bool, mapped: bool) -> Any:
     import numpy
 
     with open_regular(path) as stream:
-        _read_header(stream)
+        _check_length(stream)
     try:
         array = numpy.load(path, allow_pickle=trust, mmap_mode="r" if mapped else None)
     except ValueError as error:
@@ -181,74 +180,22 @@ def _load_numpy(path: Path, trust: bool, mapped: bool) -> Any:
             f"{path.name} is damaged, or holds objects, which may run code when read: "
             "pass trust=True if you trust it"
         ) from None
-    return array.view(_named_dtype(array.dtype))
+    names: tuple[str, ...] = array.dtype.names or ()
+    if len(names) == 1 and _is_extension(names[0]):  # see `_save_numpy`
+        return array.view(numpy_dtype(names[0]))
+    return array
 
 
-def _named_dtype(dtype: Any) -> Any:
-    """Return the dtype of which a file holds the bits, in a field with its name."""
-    names: tuple[str, ...] = dtype.names or ()
-    return numpy_dtype(names[0]) if len(names) == 1 and _is_extension(names[0]) else dtype
-
-
-def _read_header(stream: BinaryIO) -> tuple[tuple[int, ...], bool, Any]:
-    """Return shape, whether Fortran order, and dtype; raise ValueError if the file is too short.
-
-    NumPy allocates memory before it finds that out.
-    """
+def _check_length(stream: BinaryIO) -> None:
+    """Raise ValueError if a file is too short: NumPy allocates memory before it finds that out."""
     from numpy.lib import format as npy
 
     version = npy.read_magic(stream)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, fortran, dtype = read(stream)
+    shape, _, dtype = read(stream)
     left = os.fstat(stream.fileno()).st_size - stream.tell()
     if not dtype.hasobject and math.prod(shape) * dtype.itemsize > left:
         raise ValueError(f"it is too short for an array of shape {shape}")
-    return shape, fortran, dtype
-
-
-class ArrayFile:
-    """An array in a `.npy` file, of which only what is indexed is read; it is not mapped."""
-
-    def __init__(self, path: Path) -> None:
-        with open_regular(path) as stream:
-            self.shape, self._fortran, self._stored = _read_header(stream)
-            self._start = stream.tell()
-        self._path = path
-        self.dtype = _named_dtype(self._stored)
-        self.ndim, self.size = len(self.shape), math.prod(self.shape)
-        self.nbytes = self.size * self.dtype.itemsize
-
-    def __getitem__(self, index: tuple[Any, ...]) -> Any:
-        """Return a part; only the block that the leading integers of the index choose is read."""
-        import numpy
-
-        ahead = itertools.takewhile(lambda at: isinstance(at, int), () if self._fortran else index)
-        chosen = list(ahead)
-        block = self.shape[len(chosen) :]
-        number = sum(at * math.prod(self.shape[i + 1 :]) for i, at in enumerate(chosen))
-        with open_regular(self._path) as stream:
-            stream.seek(self._start + number * self._stored.itemsize)
-            nbytes = math.prod(block) * self._stored.itemsize
-            data = stream.read(nbytes)
-        if len(data) < nbytes:
-            raise TensortapError(f"{self._path} is truncated: it has become shorter")
-        array = numpy.frombuffer(data, self._stored)
-        whole = array.reshape(block, order="F" if self._fortran else "C").view(self.dtype)
-        return whole[index[len(chosen) :]]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        return self[()]
-
-
-def open_array(path: Path) -> ArrayFile | None:
-    """Return the array in a `.npy` file without reading it; None for all other files."""
-    if not path.name.endswith(_NUMPY.suffix) or any(form.suffix == ".npy" for form in _formats):
-        return None
-    try:
-        found = ArrayFile(path)
-    except ValueError:
-        return None  # `load_file` says why it cannot be read
-    return found if found.size and not found.dtype.hasobject else None
 
 
 def _is_extension(name: str) -> bool:

@@ -8,14 +8,13 @@ is complete, and only then gives the file its name: a file that exists is comple
 from __future__ import annotations
 
 import json
-import math
 import os
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensortap.core.dtypes import DTYPES, itemsize
+from tensortap.core.dtypes import DTYPES, tensor_nbytes
 from tensortap.core.files import CorruptFile, contained, file_mode, open_regular, plain
 from tensortap.core.limits import format_size
 from tensortap.core.record import TensorData
@@ -24,7 +23,6 @@ _LENGTH = 8  # bytes of the header's length
 # Bytes reserved for the header: enough for some hundred tensors, and tensors begin at a multiple of
 # 64. Files are copied several times as slowly where memory and file are aligned differently.
 _HEADER = (64 << 10) - _LENGTH
-_MAX_DIMENSIONS = 64
 _LARGEST_HEADER = 16 << 20  # bytes: a hundred thousand tensors; in memory up to 25 times as much
 _OPEN_FILES = 64
 
@@ -35,18 +33,16 @@ _DTYPES = {row.safetensors: row.name for row in DTYPES.values() if row.safetenso
 _NAMES = {name: spelling for spelling, name in _DTYPES.items() if spelling != "F8_E8M0"}
 
 
-def tensor_nbytes(dtype: str, shape: Sequence[int]) -> int:
-    """Return the size of a tensor in bytes; -1 for a shape or dtype that no tensor has.
+def has_nbytes(dtype: str, shape: Sequence[int], nbytes: int) -> bool:
+    """Return whether a tensor of this dtype and shape has so many bytes; the shape may be hostile.
 
-    >>> tensor_nbytes("bfloat16", (2, 3)), tensor_nbytes("int8", (-1,))
-    (12, -1)
+    >>> has_nbytes("bfloat16", (2, 3), 12), has_nbytes("int8", (-1,), 1)
+    (True, False)
     """
     try:
-        if len(shape) > _MAX_DIMENSIONS or not all(0 <= size < 1 << 63 for size in shape):
-            return -1
-        return math.prod(shape) * itemsize(dtype)
+        return len(shape) <= 64 and tensor_nbytes(dtype, shape) == nbytes
     except (TypeError, ValueError):
-        return -1
+        return False
 
 
 class TensorFile:
@@ -222,7 +218,7 @@ class TensorReader:
                 raise CorruptFile(
                     f"{self.path}: {key!r} has the unknown dtype {plain(str(name), 40)}"
                 )
-            if not isinstance(shape, list) or tensor_nbytes(dtype, shape) != data.nbytes:
+            if not isinstance(shape, list) or not has_nbytes(dtype, shape, data.nbytes):
                 raise CorruptFile(
                     f"{self.path}: {key!r} is a {dtype} of shape {str(shape)[:80]}, "
                     f"but has {data.nbytes} bytes"

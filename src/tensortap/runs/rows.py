@@ -16,7 +16,7 @@ from tensortap.core.record import Kind, Record, Shard, Summary, TensorData, Valu
 from tensortap.core.values import map_leaves
 from tensortap.runs.arrow import column
 from tensortap.runs.layout import VERSION
-from tensortap.runs.payloads import tensor_nbytes
+from tensortap.runs.payloads import has_nbytes
 from tensortap.stats.columns import RecordColumns, SummaryColumns
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def decode_value(data: bytes | None, payloads: Sequence[memoryview] = ()) -> Val
         return TensorData(leaf.framework, leaf.dtype, leaf.shape, view)
 
     def check(leaf: TensorData, nbytes: int) -> None:
-        if tensor_nbytes(leaf.dtype, leaf.shape) != nbytes:
+        if not has_nbytes(leaf.dtype, leaf.shape, nbytes):
             shape = plain(str(leaf.shape), 80)
             raise CorruptFile(f"a {plain(leaf.dtype)} tensor of shape {shape} has {nbytes} bytes")
 

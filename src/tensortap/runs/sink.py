@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
+import importlib
 import itertools
 import logging
 import os
@@ -63,12 +64,14 @@ class StoreSink(Sink):
         self.rank = rank
         self.durable = durable
         self._records = layout.records_folder(run, rank)
-        self._tensors = layout.tensors_folder(run, rank)
+        self._tensors = run / "tensors" / layout.rank_name(rank)
         for folder in (self._records, self._tensors):
             folder.parent.mkdir(mode=folder_mode(), parents=True, exist_ok=True)
             folder.mkdir(mode=folder_mode(), exist_ok=True)
         self._schema = rows.schema()
-        tables.prepare_to_seal()
+        # sealing needs these: not in the middle of training
+        for module in ("pyarrow.compute", "pyarrow.parquet"):
+            importlib.import_module(module)
         self._file: TensorFile | None = None
         self._files = _next_number(self._tensors, "*.safetensors")
         self._part = _next_number(self._records, "*.parquet")
@@ -307,7 +310,7 @@ class StoreSink(Sink):
         """Rewrite the tail as a Parquet file and start a new tail."""
         if not self._tail_rows:
             return
-        path = self._records / layout.part_name(self._part)
+        path = self._records / f"{self._part:04d}.parquet"
         tables.seal(self._records / layout.TAIL, path, self._part, durable=self.durable)
         self._part += 1
         self._tail.close()

@@ -98,15 +98,6 @@ def _read_metadata(content: bytes) -> _Metadata:
 # -- writing ---------------------------------------------------------------------------------
 
 
-def prepare_to_seal() -> None:
-    """Import what sealing needs at the start of a run, not in the middle of training."""
-    import pyarrow.compute
-    import pyarrow.parquet
-
-    assert pyarrow.compute
-    assert pyarrow.parquet
-
-
 def seal(tail: Path, part: Path, number: int, *, durable: bool) -> None:
     """Write the tail as a Parquet file; Arrow copies from file to file without Python loops."""
     import pyarrow as pa

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 
 import pytest
 
@@ -13,7 +12,7 @@ from tensortap.core.errors import NotFound, TensortapError
 from tensortap.live import keys
 from tensortap.live.address import Address
 from tensortap.live.reader import LiveReader, open_live
-from tests.processes import wait_for
+from tests.processes import in_threads, wait_for
 from tests.runs.readers.contract import RECORDS, ReaderContract, record
 
 pytestmark = pytest.mark.slow
@@ -97,15 +96,11 @@ def test_threads_share_a_reader(server):
     wrong = []
     with LiveReader(server.address) as reader:
 
-        def work():
+        def work(_):
             found = [reader.load(reader.records("large")[0]) for _ in range(5)]
             wrong.extend(one for one in found if one != RECORDS[10])
 
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, range(4))
     assert not wrong
 
 

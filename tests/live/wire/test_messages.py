@@ -193,7 +193,7 @@ def test_columns_are_the_records_of_a_block():
         ("numpy", "int8", (1 << 61,), "bytes of payloads expected"),
         ("numpy", "int8", (1 << 40, 1 << 40), "a tensor of shape"),
         ("numpy", "int8", (-8,), "a tensor of shape"),
-        ("numpy", "no such", (8,), "unknown dtype"),
+        ("numpy", "no such", (8,), "no dtype is called"),
         ("float", "int8", (8,), "numbers of dtype"),
         ("int", "", (1,), "numbers of dtype"),
     ],

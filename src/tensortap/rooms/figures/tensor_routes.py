@@ -21,7 +21,7 @@ from tensortap.page.responses import PageRequest
 from tensortap.rooms.figures.figures import histogram_figure, tensor_figure
 from tensortap.rooms.figures.figures.theme import themed
 from tensortap.runs.folders import file_name
-from tensortap.runs.object_files import format_of, load_file, open_array
+from tensortap.runs.object_files import format_of, load_file
 from tensortap.runs.reader import Reader, find_all, value_of
 from tensortap.runs.rows import STATISTICS
 from tensortap.runs.run_reader import RunReader
@@ -177,14 +177,10 @@ def find_tensors(
 
 
 def _tensors_of(reader: Reader, record: Record) -> dict[str, Any]:
-    """Return the tensors of a record by their path; those of large files are read by the slice."""
+    """Return the tensors of a record by their path."""
     file = record.tags.get("file")
     if file is not None and isinstance(reader, RunReader):
-        path = reader.file(file)
-        array = open_array(path)
-        if array is not None:
-            return {"": array} if is_number(array.dtype) else {}
-        value = borrow(load_file(path))
+        value = borrow(load_file(reader.file(file)))
     else:
         value = value_of(record)
     arrays = ((where, array_of(leaf)) for where, leaf in leaves(value))
