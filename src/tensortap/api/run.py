@@ -113,9 +113,8 @@ class Run(Values):
     @checked
     def export(self, target: str | Path, *, names: str | None = None) -> int:
         """Write the run to ``.npz``, ``.h5``, ``.parquet`` or a folder; return how many records."""
-        from tensortap.api.export import export
-
-        return export(self, target, names=names)
+        records: int = offer("run.export")(self, target, names=names)
+        return records
 
     def dataset(self) -> ds.Dataset:
         """Return the records as a `pyarrow.dataset.Dataset`, one row each, as they are now.

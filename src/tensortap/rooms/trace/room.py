@@ -6,6 +6,6 @@ from tensortap.rooms import Room
 
 ROOM = Room(
     name="trace",
-    needs=("dump", "track"),
+    needs=("dump", "export", "track"),
     offers={"export.formats": "tensortap.rooms.trace.hdf5.export:FORMATS"},
 )

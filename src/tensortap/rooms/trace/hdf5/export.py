@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from tensortap.api.export import NUMBERS, draft, leaves_of, title_of
 from tensortap.api.run import Run
 from tensortap.core.record import Number, Record
+from tensortap.rooms.export.export import NUMBERS, draft, leaves_of, title_of
 from tensortap.rooms.trace.hdf5.values import can_store
 from tensortap.rooms.trace.hdf5.writer import HDF5Options, HDF5Writer
 

@@ -29,8 +29,8 @@ def export(
     from rich.console import Console
     from rich.progress import track
 
-    from tensortap.api.export import export as write
     from tensortap.api.run import Run
+    from tensortap.rooms.export.export import export as write
 
     if to is not None:
         _to_dashboard(Run(run), target, to, names)

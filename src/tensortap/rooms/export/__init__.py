@@ -1,0 +1,1 @@
+"""Export: a run in another format."""
