@@ -217,7 +217,7 @@ class Attn(nn.Module):
         self.q, self.o_proj, self.drop = nn.Linear(4, 4), nn.Linear(4, 4), nn.Identity()
         self.fault = fault
 
-    def forward(self, x):
+    def forward(self, x, mask=None):
         x = self.q(x)
         if self.fault == "between":
             x = x * (x * 0) / (x * 0)
@@ -242,6 +242,35 @@ class Layer(nn.Module):
         if self.fault == "outside":
             h = h * torch.inf
         return (x + self.attn(x=h)) * (torch.nan if self.fault == "last" else 1)
+
+
+class Decoder(nn.Module):
+    """Layers in a list, all of which get a mask with -Inf; the second one has the fault."""
+
+    def __init__(self, fault):
+        super().__init__()
+        self.layers = nn.ModuleList(Masked(each) for each in ("", fault, ""))
+        self.head = nn.Linear(4, 4)
+        self.fault = fault
+
+    def forward(self, x):
+        mask = torch.full((4, 4), -torch.inf).triu(1)
+        for n, layer in enumerate(self.layers):
+            (x,) = layer(x, mask=mask)
+            if self.fault == "after layer 1" and n == 1:
+                x = BadBackward.apply(x)
+        return self.head(x)
+
+
+class Masked(nn.Module):
+    def __init__(self, fault):
+        super().__init__()
+        self.attn, self.mlp, self.fault = Attn(fault), nn.Sequential(nn.Linear(4, 4)), fault
+
+    def forward(self, x, mask):
+        x = x + self.attn(x, mask=mask)
+        h = self.mlp(x)
+        return (x + (BadBackward.apply(h) if self.fault == "after mlp" else h),)
 
 
 class Bad(nn.Module):
@@ -270,9 +299,9 @@ class Forked(nn.Module):
         return self.o(self.bad(h * 2) if self.fault == "scaled" else self.k(h) + self.bad(h))
 
 
-def alerts_of(fault, batch=1.0, compiled=lambda model: (), **options):
+def alerts_of(fault, batch=1.0, make=Layer, compiled=lambda model: (), **options):
     torch.manual_seed(0)
-    model = Forked(fault) if fault in ("scaled", "direct") else Layer(fault)
+    model = make(fault)
     for part in compiled(model):
         part.compile(backend="aot_eager", fullgraph=True)
     rules = [alerts.nan(), alerts.inf()]
@@ -328,10 +357,25 @@ def test_code_between_modules_is_named_as_the_origin_of_a_gradient():
     assert "the code in attn, between attn.q and attn.o_proj" in first.message
 
 
+@pytest.mark.parametrize(
+    ("fault", "name", "origin", "where"),
+    [
+        ("between", "layers.1.attn.o_proj", "layers.1.attn", "made in Attn.forward"),
+        ("after mlp", "layers.1.mlp.0", "layers.1", "the code in layers.1, after layers.1.mlp.0"),
+        ("after layer 1", "layers.1[0]", "layers.1", "the code between layers.1 and layers.2."),
+    ],
+)
+@pytest.mark.usefixtures("anywhere")
+def test_origin_in_a_list_of_layers_with_a_mask(fault, name, origin, where):
+    first = alerts_of(fault, make=Decoder)[0]
+    assert (first.name, first.origin) == (name, origin)
+    assert where in first.message
+
+
 @pytest.mark.usefixtures("anywhere")
 def test_backward_of_a_module_is_told_from_the_code_before_it():
     for fault, modules in (("scaled", "bad.0"), ("direct", "k.0 or bad.0")):
-        first = alerts_of(fault)[0]
+        first = alerts_of(fault, make=Forked)[0]
         assert (first.name, first.kind) == ("q.0", Kind.GRADIENT)
         assert first.origin in modules
         assert first.message.endswith(f": the backward pass of {modules} made it")

@@ -45,7 +45,7 @@ class StepState:
         self.modules: dict[str, float] = {}  # the same for the gradients of each one's weights
         self.modules_before: dict[str, float] = {}
         self.bad_weights: dict[str, int] = {}  # name → step since which it is not finite
-        self._gradients: collections.deque[str] = collections.deque(maxlen=32)
+        self._gradients: dict[str, None] = {}  # modules with finite ones, the last at the end
 
     def begin(self, step: int) -> None:
         """Start a new step; only what is known about weights carries over."""
@@ -64,6 +64,11 @@ class StepState:
                 return before
         return ""
 
+    def gradient_around(self, name: str) -> str:
+        """Return the innermost module around `name` whose output had a finite gradient."""
+        around = (before for before in self._gradients if name.startswith(f"{before}."))
+        return max(around, key=len, default="")
+
     def update(self, record: Record, finite: bool) -> None:
         """Take note of a record after all rules have checked it."""
         kind = record.kind
@@ -76,7 +81,9 @@ class StepState:
                 self.mask = self.mask or record.name
         elif kind is Kind.GRADIENT:
             if finite:
-                self._gradients.append(record.name)
+                module = module_of(record)
+                self._gradients.pop(module, None)
+                self._gradients[module] = None
         elif kind is Kind.WEIGHT:
             self.weights_seen = True
             if finite:

@@ -118,7 +118,7 @@ def _cause(record: Record, state: RuleState, module: str) -> tuple[str, str]:
         masks = f", {step_state.masks:,} more had -Inf as masks do" if step_state.masks else ""
         return f"{before} finite{masks}{weights}", module
     if record.kind is Kind.GRADIENT:
-        last = step_state.gradient_before(record.name)
+        last = step_state.gradient_before(module)
         if not last:
             return "no gradient came before it, check the loss", module
         cause = f"the gradients before it were finite, the last one of {last}"
@@ -126,8 +126,10 @@ def _cause(record: Record, state: RuleState, module: str) -> tuple[str, str]:
         if behind is None:
             return f"{cause}: its backward pass, or an operation between the two, made it", last
         if not behind:
-            inside = _common_parent(module, last)
-            place = f"in {inside}, between {module} and {last}" if inside else f"after {module}"
+            inside = step_state.gradient_around(module) or _common_parent(module, last)
+            both = not inside or last.startswith(f"{inside}.")
+            place = f"in {inside}, " if inside else ""
+            place += f"between {module} and {last}" if both else f"after {module}"
             return f"{cause}: the backward pass of the code {place} made it", inside or module
         modules = behind.split()
         made = f"the backward pass of {' or '.join(modules)} made it"
@@ -142,15 +144,17 @@ def _cause(record: Record, state: RuleState, module: str) -> tuple[str, str]:
 
 
 def _common_parent(one: str, other: str) -> str:
-    """Return the innermost module that contains two modules; empty for the model itself.
+    """Return the innermost module with code around two modules; empty for the model itself.
 
     >>> _common_parent("layers.0.attn.q", "layers.0.attn.o_proj")
     'layers.0.attn'
+    >>> _common_parent("model.layers.0.mlp", "model.layers.1.attn")  # a list is not called
+    'model'
     """
-    shared = []
+    shared: list[str] = []
     for a, b in zip(one.split("."), other.split("."), strict=False):
         if a != b:
-            break
+            return ".".join(shared[:-1] if a.isdigit() and b.isdigit() else shared)
         shared.append(a)
     return ".".join(shared)
 

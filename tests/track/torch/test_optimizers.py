@@ -208,3 +208,50 @@ def test_what_is_not_captured_is_unseen(model, run, name, reason, monkeypatch):
         run(model)
         tracker.step()
     assert reason in tracker.unseen[name]
+
+
+class Quantized(torch.Tensor):
+    """8-bit numbers and a scale, as torchao keeps weights and optimizer states."""
+
+    @staticmethod
+    def __new__(cls, codes, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+
+    def __init__(self, codes, scale):
+        self.codes, self.scale = codes, scale
+
+    def dequantize(self):
+        return self.codes.float() * self.scale
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].codes, args[0].scale)
+        raise NotImplementedError(str(func))
+
+
+class Opaque(Quantized):
+    dequantize = torch.Tensor.dequantize
+
+
+@pytest.mark.parametrize("cls", [Quantized, Opaque])
+def test_quantized_weights_and_states_are_dequantized_or_unseen(cls, monkeypatch):
+    monkeypatch.delenv("TENSORTAP_STRICT", raising=False)
+    held = cls(torch.arange(6, dtype=torch.int8), 0.5)
+    model = nn.Linear(4, 2)
+    model.frozen = nn.Parameter(held, requires_grad=False)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tap.track(model, optimizer=opt) as tracker:
+        model(torch.ones(5, 4)).sum().backward()
+        opt.step()
+        opt.state[model.weight]["exp_avg"] = held
+        tracker.step()
+    names = {"frozen", "weight.exp_avg"}
+    found = {r.name: r for r in tracker.records if r.name in names and r.stats is not None}
+    if cls is Opaque:
+        assert not found
+        assert all("only wraps other tensors" in tracker.unseen[name] for name in names)
+    else:
+        assert tracker.unseen == {}
+        assert {r.tags["dequantized"] for r in found.values()} == {"Quantized"}
+        assert [found[name].stats.max for name in names] == [2.5, 2.5]

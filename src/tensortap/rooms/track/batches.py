@@ -32,6 +32,7 @@ def summarize_together(
     found: Sequence[ObservedTensor],
     take: Callable[[Sequence[ObservedTensor], SummaryColumns], None],
     take_one: Callable[[Observed, Any], object],
+    fault: Callable[[str, Exception], None],
 ) -> None:
     """Summarize tensors in memory together and hand them to `take`; the others to `take_one`."""
     if not found:
@@ -56,7 +57,7 @@ def summarize_together(
                 try:
                     take_one(observed, value)
                 except Exception as error:
-                    pipeline.fault(observed.name, error)
+                    fault(observed.name, error)
         start = _now()
 
 

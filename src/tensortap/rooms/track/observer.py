@@ -188,7 +188,8 @@ class Observer:
         """Make records of tensors in their order; those in memory are summarized together."""
         step = self.step_number if step is None else step
         add_all = functools.partial(self._add_all, step)
-        summarize_together(found, add_all, functools.partial(self.observe, step=step))
+        add_one = functools.partial(self.observe, step=step)
+        summarize_together(found, add_all, add_one, self.fault)
 
     def _add_all(self, step: int, found: Sequence[ObservedTensor], stats: SummaryColumns) -> None:
         if not self._needs_values:
@@ -287,7 +288,7 @@ class Observer:
                 try:
                     record = pending.resolve(self.prefix)
                 except Exception as error:
-                    pipeline.fault(pending.record.name, error)
+                    self.fault(pending.record.name.removeprefix(self.prefix), error)
                     continue
                 if record is not None:
                     self._put(record, pending.nbytes)

@@ -143,7 +143,7 @@ class Origins:
             this = names.get(id(inner), type(inner).__name__)
             if this == target:  # a wrapper
                 continue
-            if not _read(evidence):
+            if _read(evidence) in ("", "-Inf"):  # or a mask, which goes through all layers
                 between = f"between {last} and {target}" if last else f"before {target}"
                 where = f"its input was {found} already, made in {caller}, {between}"
                 return {"origin": this, "where": where}

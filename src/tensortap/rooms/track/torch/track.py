@@ -376,6 +376,10 @@ class ParameterHooks:
                 shape = "x".join(map(str, tensor.shape))
                 tags = {**tags, "sparse": f"values of a sparse tensor of shape {shape}"}
                 tensor = tensor.detach().coalesce().values()
+            elif _is_quantized(tensor):
+                tags = {**tags, "dequantized": type(tensor).__name__}
+                with torch.no_grad():
+                    tensor = tensor.dequantize()
             if self._mesh and not hasattr(tensor, "device_mesh"):
                 tags = {**tags, "placements": UNKNOWN, "mesh": self._mesh}
             self._found.append(self._descriptions.observed(name, kind, tensor, call, "", tags))
@@ -386,6 +390,11 @@ class ParameterHooks:
         """Hand over the tensors that were found, to be summarized together."""
         found, self._found = self._found, []
         self.observer.observe_all(found, step)
+
+
+def _is_quantized(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is of a class with a way of its own to dequantize, as torchao's."""
+    return getattr(type(tensor), "dequantize", None) is not torch.Tensor.dequantize
 
 
 class WeightGradients:
