@@ -136,7 +136,7 @@ $(VENV)/.ready-lint: $(BUILD) | $(BIN)/pip
 
 $(VENV)/.ready-test: $(BUILD) | $(BIN)/pip
 	$(PIP) -e '.[test]' $(TORCH)
-	$(PIP) --no-deps 'timm>=1.0' 'mup>=1'  # their torchvision has no build for this torch without CUDA
+	$(PIP) --no-deps 'mup>=1'  # its torchvision has no build for this torch without CUDA
 	@touch $@ $(VENV)/.ready-demo
 
 $(VENV)/.ready-docs: $(BUILD) | $(BIN)/pip

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import functools
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import tensortap as tap
 
@@ -467,3 +470,56 @@ def test_reference_of_another_layout(gloo, tmp_path):
             assert ("backward pass is not judged" in notes) is (kind == "fsdp")
             if kind == "same":
                 assert report.judged["gradients of outputs"] == 5
+
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    values: dict
+    pair: Pair
+
+
+class Structured(nn.Module):
+    def forward(self, x):
+        return Parts({"a": x * 2, "b": [x + 1]}, Pair(x.clone(), None))
+
+
+class Folded(nn.Module):
+    """A module that returns a structure, and modules that are called twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.parts = Structured()
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        parts = self.parts(self.act(self.fc(x)))
+        assert (type(parts), type(parts.pair), parts.pair.second) == (Parts, Pair, None)
+        return self.act(self.fc(parts.values["a"] + parts.values["b"][0] - parts.pair.first))
+
+
+@pytest.mark.parametrize("way", ["plain", "checkpoint", "compiled"])
+def test_structures_recomputation_and_compiled_models(tmp_path, way):
+    torch.manual_seed(0)
+    model, x = Folded(), torch.randn(3, 4)
+    given = torch.compile(model, backend="eager", fullgraph=True) if way == "compiled" else model
+
+    def step(run=given):
+        model.zero_grad()
+        if way == "checkpoint":
+            run = functools.partial(checkpoint, model, use_reentrant=False)
+        run(x.clone().requires_grad_()).square().sum().backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+
+    found = []
+    with tap.track(model, tensors=True, kind="all", to=tmp_path) as tracker:
+        step(model)
+        tracker.step()
+    assert tap.bisect(step, given, tracker.path)
+    assert all(map(torch.equal, *found))  # equal values change no bit
+    with torch.no_grad():
+        model.fc.weight.mul_(-3)
+    assert tap.bisect(step, given, tracker.path).modules == ("fc",)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tests.sweep.checks import problems
-from tests.sweep.models import NotBuilt, diffusers_models, timm_models, transformers_models
+from tests.sweep.models import NotBuilt, diffusers_models, transformers_models
 
 SECONDS = 60  # of the processor, for one model
 
@@ -32,7 +32,7 @@ def main() -> int:
     pattern = re.compile(sys.argv[1] if len(sys.argv) > 1 else "")
     signal.signal(signal.SIGPROF, _too_long)
     counts: dict[str, collections.Counter[str]] = {}
-    for find in (transformers_models, diffusers_models, timm_models):
+    for find in (transformers_models, diffusers_models):
         for name, make in find():
             if not pattern.search(name):
                 continue

@@ -1,11 +1,8 @@
-"""Tiny models with random weights: of transformers, diffusers and timm."""
+"""Tiny models with random weights: of transformers and diffusers."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import sys
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -278,112 +275,3 @@ def of_diffusers(name: str) -> Made:
 def diffusers_models() -> Iterator[tuple[str, Maker]]:
     for name in DIFFUSERS:
         yield f"diffusers {name}", lambda name=name: of_diffusers(name)
-
-
-# -- timm ----------------------------------------------------------------------------------
-
-
-class _StandIn(types.ModuleType):
-    """Stands for torchvision, which timm imports for its datasets and two detectors' helpers.
-
-    Every attribute is a class that does nothing. The models themselves use none of it; one that
-    did would raise, and count as one that cannot be built.
-    """
-
-    __path__: list[str] = []  # noqa: RUF012
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Names(name, (), {})
-
-
-class _Names(type):
-    """Every attribute of a class, as the members of an enumeration, is its own name."""
-
-    def __getattr__(cls, name: str) -> str:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return name
-
-
-class _Finder:
-    """Imports a stand-in for torchvision and everything below it."""
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-        from importlib.machinery import ModuleSpec
-
-        if name.partition(".")[0] != "torchvision":
-            return None
-        return ModuleSpec(name, _Finder, is_package=True)  # type: ignore[arg-type]
-
-    @staticmethod
-    def create_module(spec: Any) -> types.ModuleType:
-        return _StandIn(spec.name)
-
-    @staticmethod
-    def exec_module(module: types.ModuleType) -> None:
-        module.__version__ = "0.0"  # type: ignore[attr-defined]
-
-
-def timm_models() -> Iterator[tuple[str, Maker]]:
-    """Yield one model of each family of timm; nothing where it is not installed.
-
-    Call this last: where there is no torchvision, the process gets a stand-in for it.
-    """
-    with contextlib.suppress(ImportError):
-        import transformers  # noqa: F401  before the stand-in: it would take that for the real one
-    try:
-        import torchvision  # noqa: F401
-    except ImportError:
-        sys.meta_path.append(_Finder)  # type: ignore[arg-type]
-    try:
-        import timm
-    except ImportError:
-        return
-    families: dict[str, str] = {}
-    for name in timm.list_models():
-        module = timm.models.model_entrypoint(name).__module__
-        families.setdefault(module, _smallest(name, timm.list_models(module=module.split(".")[-1])))
-    for name in families.values():
-        yield f"timm {name}", lambda name=name: of_timm(name)
-
-
-def _smallest(name: str, names: list[str]) -> str:
-    """Return the model of a family whose name promises the fewest parameters."""
-    for word in (
-        "test_",
-        "atto",
-        "femto",
-        "pico",
-        "nano",
-        "tiny",
-        "_t",
-        "xxs",
-        "_xs",
-        "small",
-        "s",
-    ):
-        found = [one for one in names if word in one]
-        if found:
-            return min(found, key=len)
-    return name
-
-
-def of_timm(name: str) -> Made:
-    """Return a model of timm for small images, with random weights."""
-    import timm
-
-    torch.manual_seed(0)
-    problem: Exception | None = None
-    # those with positions want to know the size; of the others, some can be made shallow
-    for options in ({"img_size": 64, "depth": 2}, {"img_size": 64}, {"depth": 2}, {}):
-        try:
-            model = _built(lambda: timm.create_model(name, num_classes=10, **options))  # noqa: B023
-            inputs = {"x": torch.randn(2, model.default_cfg["input_size"][0], 64, 64)}
-            copy.deepcopy(model)(**inputs)
-            return model, inputs
-        except Exception as error:
-            problem = error
-    raise NotBuilt(f"{type(problem).__name__}: {problem}")

@@ -87,7 +87,6 @@ def check(tracer, n=3):
     for block in (0, 1):
         scores = found[f"blocks.{block}.forward.scores"]
         assert scores.iterations == sorted([*range(n), *range(n)])
-        assert scores.orders == [0, 1] * n
         assert not any(value.requires_grad for value in scores.values)
         assert torch.allclose(scores.values[1], scores.values[0].softmax(-1))
     logits = [one["logits"] for one in found["forward"].values]

@@ -64,3 +64,11 @@ def test_worker_is_not_started_without_memory(tmp_path, monkeypatch, caplog):
     assert "it needs about 96.0 MiB, and too little memory is left" in caplog.text
     assert caplog.text.count("was not started") == 1
     assert (watcher.receipt.captured, watcher.receipt.dropped) == (0, 3)
+
+
+@pytest.mark.slow
+def test_little_waits_where_little_memory_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(sink, "available_memory", lambda: 400 << 20)
+    with tap.watch(None, Notes(tmp_path / "notes"), rate=None) as watcher:
+        assert watcher.alive
+        assert watcher._sink.budget == 50 << 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import os
 import subprocess
 import sys
@@ -131,30 +130,6 @@ def test_plain_h5py_reads_the_file(tmp_path):
         assert file["note/values"].asstr()[:].tolist() == ["a", "b"]
 
 
-def test_containers_have_one_dataset_per_leaf(tmp_path):
-    Pair = collections.namedtuple("Pair", "a b")
-    saver = tap.HDF5(tmp_path / "x.h5")
-    values = [
-        {"logits": torch.full((2,), float(i)), "deep": [i, Pair("text", 2.5)]} for i in range(3)
-    ]
-    values += [{"object": object()}, 7]
-    iterations, ranks = [0, 1, 2, 3, 4], [0] * 5
-    with pytest.raises(TensortapError, match="not a dict: trace its parts"):
-        saver("forward", values, iterations, ranks)
-    saver.close()
-    assert (len(values), iterations, ranks) == (1, [3], [0])  # only the one with an object
-    found = tap.rooms.trace.read_hdf5(saver.path)
-    assert {name: one.iterations for name, one in found.items()} == {
-        "forward": [4],
-        "forward[logits]": [0, 1, 2],
-        "forward[deep][0]": [0, 1, 2],
-        "forward[deep][1].a": [0, 1, 2],
-        "forward[deep][1].b": [0, 1, 2],
-    }
-    assert [value.tolist() for value in found["forward[logits]"].values] == [[0, 0], [1, 1], [2, 2]]
-    assert found["forward[deep][1].a"].values == ["text"] * 3
-
-
 def test_stacked_values_keep_lists_of_iterations(tmp_path):
     saver = tap.HDF5(tmp_path / "x.h5")
     for start, count in ((0, 4), (4, 4), (8, 2)):
@@ -197,6 +172,7 @@ def test_chosen_dtypes(tmp_path):
         (torch.ones(2), torch.ones(2, 2), "rows of 1 dimensions, this value has 2"),
         (torch.ones(2), "text", "holds float32, this value is str"),
         (1.5, None, "not a NoneType: trace its parts"),
+        (1.5, {"a": 1.5}, "not a dict: trace its parts"),
         (1, 2**70, "more than 64 bits"),
         ("a", "b\0c", "NUL"),
         ("a", "b\udc80", "not a str"),

@@ -56,9 +56,7 @@ def values_of(rank):
 
 def parts_of(rank):
     return {
-        name: TracedValues(
-            list(v), [10 * rank + i for i in range(len(v))], [rank] * len(v), [0] * len(v)
-        )
+        name: TracedValues(list(v), [10 * rank + i for i in range(len(v))], [rank] * len(v))
         for name, v in values_of(rank).items()
     }
 
@@ -116,14 +114,14 @@ else:
     result["nothing here"] = found is None
 
 # objects and sparse tensors
-odd = {"odd": TracedValues([Thing(), torch.eye(2).to_sparse()], [0, 1], [rank] * 2, [0, 0])}
+odd = {"odd": TracedValues([Thing(), torch.eye(2).to_sparse()], [0, 1], [rank] * 2)}
 found = gather(odd)
 if rank == 0:
     result["odd"] = [[type(v).__name__, getattr(v, "repr", "")[:7]] for v in found["odd"].values]
 
 # ranks that gather different numbers of times, rank 0 the least
 def one(i):
-    return {"x": TracedValues([torch.full((5000,), float(rank))], [i], [rank], [0])}
+    return {"x": TracedValues([torch.full((5000,), float(rank))], [i], [rank])}
 gatherer = Gatherer(None, report)
 gatherer.connect()
 seen = []
@@ -215,7 +213,7 @@ seen = []
 for i in range(3):
     if rank == dying and i == 1:
         os._exit(0)
-    part = {"x": TracedValues([torch.ones(10_000)], [i], [rank], [0])}
+    part = {"x": TracedValues([torch.ones(10_000)], [i], [rank])}
     try:
         found = gatherer.gather(part, last=i == 2)
     except Exception as error:
@@ -276,6 +274,6 @@ def test_invalid_message_disconnects_the_rank():
     faults = []
     gatherer = Gatherer(None, lambda name, error: faults.append(error))
     gatherer._channel, gatherer._others = ends[0], [1]
-    assert gatherer.gather({"x": TracedValues([1], [0], [0], [0])})["x"].values == [1]
+    assert gatherer.gather({"x": TracedValues([1], [0], [0])})["x"].values == [1]
     assert isinstance(faults[0], TensortapError)
     assert gatherer.gather({}) == {}  # no rank is awaited

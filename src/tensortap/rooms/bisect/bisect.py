@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensortap.capture.pipeline import pipeline
 from tensortap.core.arguments import checked
@@ -13,11 +13,13 @@ from tensortap.rooms.bisect.faulty_modules import BisectReport
 from tensortap.rooms.bisect.grafting import GraftSource, grafting
 from tensortap.rooms.bisect.judge import Judge
 from tensortap.rooms.bisect.recorded_step import RecordedStep
-from tensortap.rooms.blackbox.replaying import Kept, Training
 from tensortap.rooms.compare.compared_run import ComparedRun
 from tensortap.rooms.compare.matching import parse_mapping
 from tensortap.rooms.compare.tensors import Tolerance, check_tolerance
 from tensortap.values.registry import parts
+
+if TYPE_CHECKING:
+    from tensortap.rooms.blackbox.torch import Kept, TorchTraining
 
 
 class BisectOptions(NamedTuple):
@@ -130,7 +132,7 @@ class _KeptProgram:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._kept: list[tuple[Training, Kept]] = []
+        self._kept: list[tuple[TorchTraining, Kept]] = []
         self.keep_optimizer(None)
 
     def keep_optimizer(self, optimizer: Any) -> None:

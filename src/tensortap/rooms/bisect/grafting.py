@@ -49,9 +49,6 @@ class Swap(NamedTuple):
 class GraftSource:
     """The tensors of a recorded step, as hooks ask for them."""
 
-    judges = True
-    """Whether inputs, gradients and parameters are exchanged, not only outputs."""
-
     def __init__(self, recorded: RecordedStep) -> None:
         self._recorded = recorded
         self.unjudged: dict[str, str] = {}
@@ -61,15 +58,6 @@ class GraftSource:
     def evaluates(self) -> bool:
         """Return whether calls of a model in ``eval()`` mode count, as in the run."""
         return "eval" in self._recorded.modes
-
-    @property
-    def step_number(self) -> int:
-        """The training step; calls are counted from zero in each."""
-        return self._recorded.step
-
-    def selects(self, module: str) -> bool:
-        """Return whether the outputs of a module are exchanged."""
-        return True
 
     def calls(self, module: str) -> int:
         """Return how many calls of a module are recorded in this step."""

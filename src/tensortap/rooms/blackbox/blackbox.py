@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensortap.alerts.alert import WHY, Alert, record_of
 from tensortap.alerts.monitor import listeners
@@ -20,8 +20,10 @@ from tensortap.core.errors import TensortapError
 from tensortap.core.limits import format_size
 from tensortap.core.record import Kind, Record
 from tensortap.rooms.blackbox.explaining import Explainer, KeptStep, Verdict
-from tensortap.rooms.blackbox.replaying import Kept, Training
 from tensortap.values.registry import parts
+
+if TYPE_CHECKING:
+    from tensortap.rooms.blackbox.torch import Kept, TorchTraining
 
 log = logging.getLogger("tensortap")
 
@@ -37,7 +39,7 @@ class BlackBox:
         self,
         step: Callable[..., Any],
         model: Any,
-        training: Training,
+        training: TorchTraining,
         every: int,
         memory: int,
         explain: bool,
@@ -111,7 +113,7 @@ class BlackBox:
 
     def _before(self, batch: Any) -> None:
         kept: Kept | Exception = self._keep_batch(batch)
-        nbytes = kept.nbytes if isinstance(kept, Kept) else 0
+        nbytes = 0 if isinstance(kept, Exception) else kept.nbytes
         restart = self._snapshot is None or self._interrupted
         full = self._held(with_spare=True) + nbytes > self._memory
         # ranks replay together: all of them begin with the same step
@@ -250,7 +252,7 @@ class BlackBox:
 
 def blackbox(
     train_step: Callable[..., Any],
-    model: Any = None,
+    model: Any,
     optimizer: Any = None,
     *others: Any,
     every: int = 50,
@@ -266,8 +268,7 @@ def blackbox(
     alert about NaN fires, or you call ``step.explain()``, it runs the steps again and says whether
     the fault is deterministic, in the data or transient, in which operation, and why. Then it puts
     everything back, bit by bit. What a step does besides, such as writing to a file, happens again:
-    with ``explain=False`` steps run again only if you call ``step.explain()``. A JAX step has
-    its state in its arguments and results: ``step = tap.blackbox(update)``.
+    with ``explain=False`` steps run again only if you call ``step.explain()``.
 
     >>> import torch
     >>> model = torch.nn.Linear(2, 1)
@@ -285,9 +286,7 @@ def blackbox(
         training = part.training(model, optimizer, others)
         if training is not None:
             return BlackBox(train_step, model, training, every, memory, explain)
-    raise TypeError(
-        f"model must be a torch.nn.Module, or None for a JAX program; got {model!r:.100}"
-    )
+    raise TypeError(f"model must be a torch.nn.Module, got {model!r:.100}")
 
 
 # -- iterators that a step reads by itself: nobody can run such a step again ----------------------

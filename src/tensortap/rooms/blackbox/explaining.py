@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensortap.core.files import plain
 from tensortap.core.record import Record
-from tensortap.rooms.blackbox.replaying import Kept, Training
 from tensortap.rooms.ops.operation_records import NonFiniteOperation
 from tensortap.rooms.ops.ops import OperationRecorder
+
+if TYPE_CHECKING:
+    from tensortap.rooms.blackbox.torch import Kept, TorchTraining
 
 DETERMINISTIC, DATA, TRANSIENT, FINITE = "deterministic", "data", "transient", "finite"
 
@@ -67,7 +68,7 @@ class Explainer:
         self,
         step: Callable[..., Any],
         model: Any,
-        training: Training,
+        training: TorchTraining,
         snapshot: Kept,
         steps: Sequence[KeptStep],
         spare: KeptStep | None,
@@ -149,10 +150,7 @@ class Explainer:
         recorder = OperationRecorder(self._model, send, lambda: step.number, always=True)
         recorder.attach()
         try:
-            call = self._step
-            if training.intercepts:
-                call = functools.partial(recorder.intercept, self._step)
-            result, raised = _called(call, *args, **kwargs)
+            result, raised = _called(self._step, *args, **kwargs)
         finally:
             recorder.close()
         found = recorder.found

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from tensortap.rooms.blackbox.replaying import Kept, Training
+from tensortap.core import ranks
 from tensortap.rooms.blackbox.torch_held import (
     HeldTensor,
     Spare,
@@ -35,6 +35,13 @@ from tensortap.values.torch.tensors import quiet
 _PLAIN = (bool, int, float, str, type(None))
 
 
+class Kept(NamedTuple):
+    """A copy of the arguments of a step, or of everything that a step changes, and its bytes."""
+
+    content: Any
+    nbytes: int
+
+
 class Place(NamedTuple):
     """Address of a part of the state: a module, buffer, parameter, gradient or optimizer slot."""
 
@@ -49,8 +56,11 @@ def training(model: Any, optimizer: Any, others: tuple[Any, ...]) -> TorchTraini
     return TorchTraining(model, optimizer, others) if is_module else None
 
 
-class TorchTraining(Training):
-    """A model, its optimizers, and other objects with a ``state_dict``."""
+class TorchTraining:
+    """A model, its optimizers, and other objects with a ``state_dict``.
+
+    Of the functions that ask other ranks, `agree` and `gather`, every rank has to call each.
+    """
 
     def __init__(self, model: torch.nn.Module, optimizer: Any, others: tuple[Any, ...]) -> None:
         self._model = model
@@ -61,6 +71,10 @@ class TorchTraining(Training):
         # programs also draw from generators between steps
         self._generators = [each for each in others if isinstance(each, torch.Generator)]
         self._group: Any = None
+
+    @property
+    def rank(self) -> int:
+        return ranks.rank_and_world_size()[0]
 
     @property
     def world_size(self) -> int:
@@ -102,9 +116,11 @@ class TorchTraining(Training):
         return owner
 
     def keep_state(self, instead: Kept | None = None) -> Kept:
+        """Copy everything that a step changes, into the memory of a copy that nobody needs."""
         return self._keep(False, None if instead is None else spare_tensors(instead.content[0]))
 
     def keep_present(self) -> Kept:
+        """Do the same, and remember which tensors hold it, to put everything back as it is."""
         return self._keep(True, None)
 
     def _keep(self, held: bool, spare: Spare | None) -> Kept:
@@ -117,6 +133,7 @@ class TorchTraining(Training):
         return Kept((places, states, moment), nbytes)
 
     def check(self, kept: Kept) -> None:
+        """Raise ValueError if the program has no place for a copy: its model has changed."""
         try:
             self._check_parameters(kept.content[0])
         except LookupError as error:
@@ -137,6 +154,7 @@ class TorchTraining(Training):
                 raise ValueError(f"it has no {place.kind} {place.name} {place.key}".rstrip())
 
     def restore(self, kept: Kept) -> None:
+        """Write a copy back."""
         places, states, moment = kept.content
         owner = self._owners()
         with quiet():
@@ -149,6 +167,7 @@ class TorchTraining(Training):
     # -- moments ---------------------------------------------------------------------------------
 
     def keep_moment(self) -> Any:
+        """Return the random states and the settings of the optimizer: what may change anywhere."""
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
         groups = [
             [{k: v for k, v in group.items() if isinstance(v, (*_PLAIN, tuple))} for group in
@@ -189,10 +208,12 @@ class TorchTraining(Training):
             return released(kept.content)
 
     def rows_of(self, kept: Kept) -> int:
+        """Return how many rows the batch has; 0 if its tensors do not have the same number."""
         sizes = {len(x) if x.ndim else -1 for _, x in tensors_in(kept.content, torch.Tensor)}
         return sizes.pop() if len(sizes) == 1 and min(sizes) > 0 else 0
 
     def mixed(self, kept: Kept, other: Kept, rows: frozenset[int]) -> Any:
+        """Return the `other` batch with some rows of the first."""
         args = self.batch_of(other)
         pairs = zip(
             tensors_in(kept.content, torch.Tensor), tensors_in(args, torch.Tensor), strict=True
@@ -208,6 +229,7 @@ class TorchTraining(Training):
     # -- judging ---------------------------------------------------------------------------------
 
     def is_bad(self, result: Any, whole: bool) -> bool:
+        """Return whether the result is not finite or, with `whole`, anything in the state."""
         with quiet():
             if any(_is_bad(x) for _, x in tensors_in(result, (torch.Tensor, float))):
                 return True
@@ -233,6 +255,7 @@ class TorchTraining(Training):
         return self._group
 
     def agree(self, *flags: bool) -> list[bool]:
+        """Return which flags are set on any rank."""
         if not _is_distributed():
             return list(flags)
         with quiet():
@@ -241,6 +264,7 @@ class TorchTraining(Training):
             return [bool(flag) for flag in shared.tolist()]
 
     def gather(self, value: str) -> list[str]:
+        """Return the texts of all ranks, by rank."""
         if not _is_distributed():
             return [value]
         found: list[Any] = [None] * self.world_size

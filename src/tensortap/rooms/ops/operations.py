@@ -28,11 +28,6 @@ class SourceLine(NamedTuple):
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" if self.file else ""
 
-    @property
-    def short(self) -> str:
-        """The line without the folder."""
-        return f"{os.path.basename(self.file)}:{self.line}" if self.file else ""
-
 
 class OperationInput(NamedTuple):
     """A tensor that an operation read: what it was before, and a function that returns it.

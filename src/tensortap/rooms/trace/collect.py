@@ -127,7 +127,6 @@ class ValueCollector:
                 pending.values.append(value)
                 pending.iterations.append(iteration.number)
                 pending.ranks.append(self._rank)
-                pending.orders.append(order)
                 pending.calls.append(iteration.call)
             return True
 
@@ -206,10 +205,9 @@ class ValueCollector:
             for callback in getattr(self._options, stage):
                 if not part.values:
                     break
-                before = list(part.values), list(part.iterations)
                 try:
                     callback(path, part.values, part.iterations, part.ranks)
-                    part.align_orders(*before)
+                    part.check_lengths()
                 except Exception as error:
                     self._report(f"{_name(callback)}({path})", error)
 

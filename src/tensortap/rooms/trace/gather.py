@@ -98,10 +98,11 @@ class Gatherer:
 
     def _receive_all(self, channel: GlooChannel, parts: _Parts, last: bool) -> _Gathered:
         gathered = {
-            path: TracedValues([channel.on_host(value) for value in part.values],
-                       list(part.iterations), list(part.ranks), list(part.orders))
+            path: TracedValues(
+                [channel.on_host(value) for value in part.values], part.iterations[:], part.ranks[:]
+            )
             for path, part in parts.items()
-        }  # fmt: skip
+        }
         waiting = list(self._others)
         while waiting:
             unfinished = []
@@ -146,7 +147,7 @@ def _send(channel: GlooChannel, parts: _Parts, last: bool) -> None:
     columns = {
         path: TracedValues(
             [map_leaves(detach_payload, _node(value)) for value in part.values],
-            part.iterations, part.ranks, part.orders,
+            part.iterations, part.ranks,
         )
         for path, part in parts.items()
     }  # fmt: skip

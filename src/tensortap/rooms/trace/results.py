@@ -1,4 +1,4 @@
-"""Results of a tracer: lists of values with their iterations, ranks and orders."""
+"""Results of a tracer: lists of values with their iterations and ranks."""
 
 from __future__ import annotations
 
@@ -27,36 +27,22 @@ _T = TypeVar("_T")
 
 
 class TracedValues(msgspec.Struct, Generic[_T], array_like=True):
-    """Values of one path, each with its iteration, its rank and its order.
+    """Values of one path, each with its iteration and its rank.
 
-    The order counts the bindings of a name within one call. For values that a callback has
-    stacked, each entry is a list.
+    For values that a callback has stacked, each entry is a list.
     """
 
     values: list[_T] = []
     iterations: list[Any] = []
     ranks: list[Any] = []
-    orders: list[Any] = []
 
     def extend(self, other: TracedValues[_T]) -> None:
         self.values += other.values
         self.iterations += other.iterations
         self.ranks += other.ranks
-        self.orders += other.orders
 
-    def align_orders(self, values: list[Any], iterations: list[Any]) -> None:
-        """Adapt the orders to a callback that has changed the other lists, given their old state.
-
-        A value that the callback has added gets order -1. Raises if the lists differ in length.
-        """
-        if len(self.values) == 1 and self.iterations == [iterations]:  # they were stacked
-            self.orders[:] = [list(self.orders)]
-        elif len(self.values) != len(values):
-            remaining = zip(values, self.orders, strict=False)
-            self.orders[:] = [
-                next((order for one, order in remaining if one is value), -1)
-                for value in self.values
-            ]
+    def check_lengths(self) -> None:
+        """Raise if a callback has left lists of different lengths."""
         lengths = len(self.values), len(self.iterations), len(self.ranks)
         if len(set(lengths)) > 1:
             raise TensortapError(
@@ -80,7 +66,7 @@ class PendingValues(TracedValues[Any], array_like=True):
         self.expanded()
         taken = [boundary is None or call < boundary for call in self.calls]
         result = TracedValues[Any]()
-        for name in ("values", "iterations", "ranks", "orders", "calls"):
+        for name in ("values", "iterations", "ranks", "calls"):
             column = getattr(self, name)
             getattr(result, name, []).extend(itertools.compress(column, taken))
             column[:] = itertools.compress(column, [not one for one in taken])

@@ -148,7 +148,7 @@ class Tracer:
 
     @property
     def results(self) -> TraceResults:
-        """Path → `values`, `iterations`, `ranks` and `orders`, aligned.
+        """Path → `values`, `iterations` and `ranks`, aligned.
 
         While the tracer is entered: what has been gathered, or without an interval everything.
         """

@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING
 from tensortap.core.rooms import lazy
 
 if TYPE_CHECKING:
-    from tensortap.rooms.watch.torch import list_probes
     from tensortap.values.view import array_of
 
-__all__ = ["array_of", "list_probes"]
-__getattr__ = lazy(
-    __name__,
-    {
-        "array_of": "tensortap.values.view:array_of",
-        "list_probes": "tensortap.rooms.watch.torch:list_probes",
-    },
-)
+__all__ = ["array_of"]
+__getattr__ = lazy(__name__, {"array_of": "tensortap.values.view:array_of"})

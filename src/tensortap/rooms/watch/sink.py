@@ -6,6 +6,7 @@ is a process of our own.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import secrets
@@ -53,7 +54,9 @@ class WorkerSink(Sink):
     """Starts one worker process, sends it records, and notices when it ends."""
 
     def __init__(self, task: Task, pool: Pool) -> None:
-        self._task = task
+        # in a small container, what waits here and in the worker takes a quarter of what is left
+        self.budget = min(task.budget, available_memory() // 8)
+        self._task = task = dataclasses.replace(task, budget=self.budget)
         self.ledger = Ledger()
         self.counts = WorkerCounts()  # as the worker last reported
         self.alive = True

@@ -1,25 +1,19 @@
-"""Torch in `watch`: hooks on modules, parameters and tensors, and the probes of a model."""
+"""Torch in `watch`: hooks on modules, parameters and tensors."""
 
 from __future__ import annotations
 
 import contextlib
-import random
-import sys
 import weakref
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from tensortap.capture.pipeline import pipeline
-from tensortap.core.record import Kind, Summary
-from tensortap.rooms.track.observing import Explain, Hooks, Observed, tensors_in
+from tensortap.core.record import Kind
+from tensortap.rooms.track.observing import Hooks, tensors_in
 from tensortap.rooms.track.torch.descriptions import observed
-from tensortap.rooms.track.torch.names import Names
 from tensortap.rooms.track.torch.outputs import ModuleCall, OutputHooks
 from tensortap.rooms.watch.watch_observer import TargetObserver
 from tensortap.values.torch import private
-from tensortap.values.torch.tensors import dtype_name, why_not
 
 
 def without_graph() -> contextlib.AbstractContextManager[Any]:
@@ -133,157 +127,3 @@ class WatchedTensor:
                     observer.observe(*observed(name, kind, tensor, call), step)
         except Exception as error:
             observer.fault(name, error)
-
-
-# -- probes ---------------------------------------------------------------------------
-
-
-class Probe(NamedTuple):
-    """A name that can be watched, or the reason why it cannot.
-
-    `output` and `gradient` say whether hooks saw them.
-    """
-
-    name: str
-    type: str
-    shape: tuple[int, ...] = ()
-    dtype: str = ""
-    output: bool = False
-    gradient: bool = False
-    note: str = ""
-
-
-def list_probes(model: Any, *inputs: Any, **named: Any) -> list[Probe]:
-    """Return what of a model can be watched: ``tap.rooms.watch.list_probes(model, batch)``.
-
-    Runs the model forward and backward once, on copies of the inputs. Gradients, buffers, random
-    numbers and the mode of the model are afterwards as they were.
-
-    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(inplace=True))
-    >>> [(p.name, p.shape, p.gradient) for p in list_probes(model, torch.ones(1, 2))][1]
-    ('0', (1, 3), True)
-    """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"list_probes needs a torch.nn.Module, got {model!r:.100}")
-    notes = _Notes()
-    hooks = OutputHooks(model, notes)
-    enabled = pipeline.enabled
-    pipeline.switch(False)  # nobody tracks or watches this pass
-    try:
-        with _restored(model), torch.enable_grad():
-            hooks.attach()
-            try:
-                output = model(*_copied(inputs), **_copied(named))
-                ends = [t for _, t in tensors_in(output, torch.Tensor) if t.requires_grad]
-                if ends:
-                    torch.autograd.backward(ends, [torch.ones_like(t) for t in ends])
-                parameters = Names(model).parameters()
-                with_gradient = {name for name, p in parameters if p.grad is not None}
-            finally:
-                hooks.detach()
-    finally:
-        pipeline.switch(enabled)
-    return [*_modules(model, notes, bool(ends)), *_parameters(model, with_gradient)]
-
-
-class _Notes:
-    """An observer that notes what hooks see, by name."""
-
-    only_training = explains = inputs = False
-    batch = None
-    kinds = (Kind.ACTIVATION, Kind.GRADIENT)
-    active = capturing = True
-    step_number = 0
-
-    def __init__(self) -> None:
-        self.unseen: dict[str, str] = {}
-        self.outputs: dict[str, tuple[Observed, str]] = {}
-        self.gradients: set[str] = set()
-
-    def wants(self, kind: Kind, name: str) -> bool:
-        return True
-
-    def observe(
-        self,
-        observed: Observed,
-        value: Any,
-        step: int | None = None,
-        stats: Summary | None = None,
-        explain: Explain | None = None,
-    ) -> Summary | None:
-        if observed.kind is Kind.ACTIVATION:
-            self.outputs[observed.name] = observed, why_not(value)
-        else:
-            self.gradients.add(observed.name)
-        return None
-
-    def fault(self, name: str, error: Exception) -> None:
-        self.unseen[name] = str(error)
-
-
-def _modules(model: torch.nn.Module, notes: _Notes, backward: bool) -> Iterator[Probe]:
-    for name, module in Names(model).modules():
-        cls = type(module).__name__
-        keys = [key for key, (seen, _) in notes.outputs.items()
-                if key == name or seen.tags.get("module") == name]  # fmt: skip
-        if not keys:
-            yield Probe(name, cls, note=notes.unseen.get(name, "not called, or returned no tensor"))
-        for key in keys:
-            seen, problem = notes.outputs[key]
-            gradient = key in notes.gradients
-            note = problem
-            if not problem and not gradient:
-                note = "got no gradient" if backward else "the model's output requires no gradient"
-            yield Probe(key, cls, seen.shape, seen.dtype, not problem, gradient, note)
-
-
-def _parameters(model: torch.nn.Module, with_gradient: set[str]) -> Iterator[Probe]:
-    for name, parameter in Names(model).parameters():
-        gradient = name in with_gradient
-        note = "" if gradient else "got no gradient" if parameter.requires_grad else "frozen"
-        dtype, shape = dtype_name(parameter.dtype), tuple(parameter.shape)
-        yield Probe(name, "Parameter", shape, dtype, True, gradient, note)
-
-
-def _copied(value: Any) -> Any:
-    """Return inputs that the model may overwrite."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone().requires_grad_(value.requires_grad)
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_copied(item) for item in value)
-    return value
-
-
-@contextlib.contextmanager
-def _restored(model: torch.nn.Module) -> Iterator[None]:
-    """Restore everything that a pass changes: attributes, gradients, buffers, random numbers."""
-    numpy = sys.modules.get("numpy")
-    python_state = random.getstate()
-    numpy_state = numpy.random.get_state() if numpy is not None else None
-    attributes = [(vars(module), dict(vars(module))) for module in model.modules()]
-    # of dicts also the contents: a pass may register parameters, buffers, modules
-    contents = [(value, dict(value)) for _, saved in attributes for value in saved.values()
-                if isinstance(value, dict)]  # fmt: skip
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    try:
-        for parameter, _ in gradients:
-            parameter.grad = None
-        devices = {p.device.index or 0 for p in model.parameters() if p.is_cuda}
-        with torch.random.fork_rng(devices=sorted(devices)):
-            yield
-    finally:
-        for namespace, saved in (*attributes, *contents):
-            namespace.clear()
-            namespace.update(saved)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        with torch.no_grad():
-            for buffer, before in buffers:
-                if not torch.equal(buffer, before):
-                    buffer.copy_(before)
-        random.setstate(python_state)
-        if numpy is not None:
-            numpy.random.set_state(numpy_state)

@@ -232,7 +232,7 @@ class Watcher:
                         )  # fmt: skip
                         return None
                     self._sink = WorkerSink(self._task, pipeline.pool)
-                    budget, name = self._task.budget, f"worker-{self.name}"
+                    budget, name = self._sink.budget, f"worker-{self.name}"
                     self._queue = Queue(self._sink, budget=budget, name=name)
         return self._queue
 

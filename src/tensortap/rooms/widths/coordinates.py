@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,27 +18,10 @@ from tensortap.values.registry import parts
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
-    from numpy.typing import NDArray
 
-_ROOM = "tensortap.rooms.widths"
+    from tensortap.rooms.widths.torch import WidthTraining
+
 OUTPUT, CHANGE = "output", "change"
-
-
-class WidthTask(NamedTuple):
-    """Batch, loss, optimizer and seed of a training, as `coord_check` takes them."""
-
-    inputs: Any
-    targets: Any
-    loss: Callable[[Any, Any], Any] | None
-    optimizer: Any
-    seed: int
-
-
-class WidthTraining(Protocol):
-    """A model that is trained on one batch; the torch and JAX parts of this room make it."""
-
-    def step(self) -> dict[str, NDArray[Any]]:
-        """Train for one step; return the outputs of all modules before the update, by name."""
 
 
 class WidthSize(NamedTuple):
@@ -164,12 +146,12 @@ def coord_check(
 ) -> CoordCheck:
     """Train a model in several widths, and say which outputs grow or shrink with the width.
 
-    ``make_model(width)`` returns a torch or flax module, or a pair of module and optimizer. `data`
-    is one batch ``(inputs, targets)``, or a loader of them, whose first batch is used in every
-    step. `loss` is a function of outputs and targets, by default cross-entropy for integer targets,
-    otherwise the mean squared error. `optimizer` is a function of the model (in JAX a
-    transformation of optax), by default Adam with a learning rate of 0.001. Everything is repeated
-    with `seeds` random seeds. An exponent within `tolerance` of 0 is stable.
+    ``make_model(width)`` returns a torch module, or a pair of module and optimizer. `data` is one
+    batch ``(inputs, targets)``, or a loader of them, whose first batch is used in every step.
+    `loss` is a function of outputs and targets, by default cross-entropy for integer targets,
+    otherwise the mean squared error. `optimizer` is a function of the model, by default Adam with a
+    learning rate of 0.001. Everything is repeated with `seeds` random seeds. An exponent within
+    `tolerance` of 0 is stable.
     """
     check_count("steps", steps, 2)
     check_count("seeds", seeds)
@@ -177,15 +159,16 @@ def coord_check(
     if len(wanted) < 2 or wanted[0] < 1:
         raise ValueError(f"widths must be at least two positive numbers, got {list(widths)}")
     sizes: list[WidthSize] = []
-    with contextlib.ExitStack() as stack:
-        seeds_of = [stack.enter_context(part.own_random_state()) for part in parts(_ROOM)]
-        inputs, targets = _first_batch(data)
+    torch = next(parts("tensortap.rooms.widths"), None)
+    if torch is None:
+        raise TypeError("make_model must return a torch module, and torch is not imported")
+    with torch.own_random_state() as set_seed:
+        batch = _first_batch(data)
         for seed in range(seeds):
-            for set_seed in seeds_of:
-                set_seed(seed)
+            set_seed(seed)
             for width in wanted:
-                task = WidthTask(inputs, targets, loss, optimizer, seed)
-                sizes += _train(_training(make_model(width), task), width, seed, steps)
+                training = torch.WidthTraining(make_model(width), batch, loss, optimizer)
+                sizes += _train(training, width, seed, steps)
     return CoordCheck(tuple(_growths(sizes, steps - 1, tolerance)), tuple(sizes))
 
 
@@ -194,15 +177,6 @@ def _first_batch(data: Any) -> tuple[Any, Any]:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise TypeError(f"data must be (inputs, targets), or a loader of them; got {batch!r:.80}")
     return batch[0], batch[1]
-
-
-def _training(made: Any, task: WidthTask) -> WidthTraining:
-    model, optimizer = made if isinstance(made, tuple) else (made, None)
-    for part in parts(_ROOM):
-        training: WidthTraining | None = part.width_training(model, optimizer, task)
-        if training is not None:
-            return training
-    raise TypeError(f"make_model must return a torch or flax module, got {model!r:.100}")
 
 
 def _train(training: WidthTraining, width: int, seed: int, steps: int) -> list[WidthSize]:

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from tensortap.rooms.widths.coordinates import WidthTask
-
 
 @contextlib.contextmanager
 def own_random_state() -> Iterator[Callable[[int], object]]:
@@ -19,23 +17,19 @@ def own_random_state() -> Iterator[Callable[[int], object]]:
         yield torch.manual_seed
 
 
-def width_training(model: Any, optimizer: Any, task: WidthTask) -> TorchWidthTraining | None:
-    """Return the training of a torch module; None for anything else."""
-    is_module = isinstance(model, torch.nn.Module)
-    return TorchWidthTraining(model, optimizer, task) if is_module else None
+class WidthTraining:
+    """A model, its optimizer and the batch on which it is trained."""
 
-
-class TorchWidthTraining:
-    """A torch model, its optimizer and the batch."""
-
-    def __init__(self, model: torch.nn.Module, optimizer: Any, task: WidthTask) -> None:
+    def __init__(self, made: Any, batch: tuple[Any, Any], loss: Any, optimizer: Any) -> None:
+        model, own = made if isinstance(made, tuple) else (made, None)
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"make_model must return a torch module, got {model!r:.100}")
         self._model = model.train()
-        self._task = task
-        if optimizer is None and task.optimizer is not None:
-            optimizer = task.optimizer(model)
-        if optimizer is None:
-            optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-        self._optimizer = optimizer
+        self._inputs, self._targets = batch
+        self._loss = loss or _default_loss
+        if own is None and optimizer is not None:
+            own = optimizer(model)
+        self._optimizer = own or torch.optim.Adam(model.parameters(), lr=1e-3)
 
     def step(self) -> dict[str, NDArray[Any]]:
         """Train for one step; return the outputs of all modules before the update, by name."""
@@ -57,14 +51,14 @@ class TorchWidthTraining:
         finally:
             for each in hooks:
                 each.remove()
-        loss = (self._task.loss or _default_loss)(made, self._task.targets)
+        loss = self._loss(made, self._targets)
         self._optimizer.zero_grad()
         loss.backward()
         self._optimizer.step()
         return outputs
 
     def _call(self) -> Any:
-        inputs = self._task.inputs
+        inputs = self._inputs
         if isinstance(inputs, dict):
             return self._model(**inputs)
         return self._model(*inputs) if isinstance(inputs, tuple) else self._model(inputs)

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from tensortap.rooms.bisect.grafting import CallSite
-from tensortap.rooms.track.observing import tensors_in
 from tensortap.values.torch import private
 
 
@@ -32,11 +31,6 @@ class GraftedCall:
         if tensor.grad_fn is not None:
             self.inputs.add(tensor.grad_fn)
         self._versions[id(tensor)] = private.version_of(tensor)
-
-    def read_all(self, *given: Any) -> None:
-        """Take everything that the module is called with."""
-        for _, tensor in tensors_in(given, torch.Tensor):
-            self.read(tensor)
 
     def changed(self, tensor: torch.Tensor) -> bool:
         """Return whether the module has changed one of its inputs in place."""

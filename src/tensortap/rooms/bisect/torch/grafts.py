@@ -1,8 +1,8 @@
 """Hooks that replace outputs of torch modules by recorded ones, and judge what they replace.
 
-The value changes in the forward pass; gradients pass through as if the module had computed it. To
-judge a whole step, inputs and gradients are exchanged as well: then every module works on what
-the reference had, and what differs is its own.
+The value changes in the forward pass; gradients pass through as if the module had computed it.
+Inputs and gradients are exchanged as well: then every module works on what the reference had, and
+what differs is its own.
 """
 
 from __future__ import annotations
@@ -62,9 +62,7 @@ class ModelGrafts:
     def __init__(self, root: torch.nn.Module, source: GraftSource) -> None:
         self._root = root
         self._source = source
-        self.modules = [name for name, _ in Names(root).modules()]
         self._undo: list[Callable[[], object]] = []
-        self._step = -1
         # inputs of the calls so far, of modules with several: a checkpoint may repeat them
         self._calls: dict[str, list[bytes]] = {}
         self._stack: list[GraftedCall] = []
@@ -82,20 +80,21 @@ class ModelGrafts:
         stance.__enter__()
         self._undo.append(functools.partial(stance.__exit__, None, None, None))
         for name, module in Names(self._root).modules():
-            if not self._source.selects(name):
-                continue
             hook = ReplacingHook(functools.partial(self._on_call, name))
             self._undo.append(hook_module(module, hook, before=True, with_kwargs=True))
             hook = ReplacingHook(functools.partial(self._on_output, name))
             self._undo.append(hook_module(module, hook, with_kwargs=True))
-        if self._source.judges:
-            self._parameters.attach()
+        self._parameters.attach()
 
     def detach(self) -> None:
         self._parameters.detach()
         while self._undo:
             self._undo.pop()()
-        self._begin_step(-1)
+        self._calls.clear()
+        self._stack.clear()
+        self._repeated.clear()
+        self._known.clear()
+        self._segments = Segments()
 
     def end_step(self) -> None:
         self._parameters.end_step()
@@ -104,20 +103,8 @@ class ModelGrafts:
     def running(self) -> str:
         return self._stack[-1].site.module if self._stack else ""
 
-    def _begin_step(self, step: int) -> None:
-        self._step = step
-        self._calls.clear()
-        self._stack.clear()
-        self._repeated.clear()
-        self._known.clear()
-        self._segments = Segments()
-
     def _counts(self) -> bool:
-        if not self._root.training and not self._source.evaluates:
-            return False
-        if (step := self._source.step_number) != self._step:
-            self._begin_step(step)
-        return True
+        return self._root.training or self._source.evaluates
 
     # -- inputs ----------------------------------------------------------------------------------
 
@@ -127,13 +114,10 @@ class ModelGrafts:
         again = private.backward_pass() != -1  # a checkpoint recomputes what was replaced before
         call = self._count(name, (args, kwargs), again)
         stack = self._repeated if again else self._stack
-        if self._source.judges and not again:
+        if not again:
             self._note_random()
         opened = GraftedCall(CallSite(name, call, stack[-1].site if stack else None))
         stack.append(opened)
-        if not self._source.judges:
-            opened.read_all(args, kwargs)
-            return None
         exchange = functools.partial(self._exchange_input, opened, module, again)
         given = map_tensors({**dict(enumerate(args)), **kwargs}, torch.Tensor, exchange, ".input")
         new_args = tuple(given[index] for index in range(len(args)))
@@ -200,7 +184,7 @@ class ModelGrafts:
         if not self._counts():
             return None
         again = private.backward_pass() != -1
-        if self._source.judges and not again:
+        if not again:
             self._note_random()
         stack = self._repeated if again else self._stack
         while (opened := stack.pop()).site.module != name:
@@ -226,13 +210,12 @@ class ModelGrafts:
                 tensor = _with_value(tensor, found)
             elif not _same_bits(computed_part(tensor), found):
                 local_part(tensor.data).copy_(found)
-        if self._source.judges:
-            if found is not None:
-                self._know(tensor)
-            if tensor.requires_grad and tensor.grad_fn is not None:
-                self._segments.add(opened, start, tensor.grad_fn)
-                hook = functools.partial(self._on_gradient, opened.site, path, tensor.grad_fn)
-                tensor.register_hook(torch.utils.hooks.unserializable_hook(hook))
+        if found is not None:
+            self._know(tensor)
+        if tensor.requires_grad and tensor.grad_fn is not None:
+            self._segments.add(opened, start, tensor.grad_fn)
+            hook = functools.partial(self._on_gradient, opened.site, path, tensor.grad_fn)
+            tensor.register_hook(torch.utils.hooks.unserializable_hook(hook))
         return tensor
 
     # -- gradients -------------------------------------------------------------------------------

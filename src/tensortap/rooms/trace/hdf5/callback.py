@@ -19,6 +19,7 @@ from tensortap.rooms.trace.hdf5.writer import (
     HDF5Writer,
     file_exists,
     import_h5py,
+    link_name,
     path_of,
 )
 
@@ -120,7 +121,7 @@ class HDF5:
             writer = self._writer or self._open()
             if not writer.is_ours:
                 raise TensortapError(f"this is a fork of the process that writes {self.path}")
-            failed = writer.extend(name, values, columns)
+            failed = writer.extend(link_name(name), values, columns)
             if time.monotonic() - self._flushed_at >= _FLUSH_INTERVAL:
                 self._flush(writer)
             return failed

@@ -7,7 +7,6 @@ bfloat16 as uint16, float8 as uint8, times as int64.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 from typing import Any, NamedTuple
@@ -16,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.core.dtypes import DTYPES, itemsize, numpy_dtype
-from tensortap.core.errors import CaptureError, TensortapError
+from tensortap.core.errors import TensortapError
 from tensortap.core.record import Number, TensorData, Value
-from tensortap.core.values import leaves
 from tensortap.values.rebuild import rebuild
 from tensortap.values.snapshot import borrow
 from tensortap.values.view import as_numpy
@@ -62,17 +60,6 @@ def can_store(leaf: Any) -> bool:
     if isinstance(leaf, Number):
         return leaf.kind == "complex"
     return isinstance(leaf, (TensorData, *_PYTHON))
-
-
-def leaves_of(value: Any) -> list[tuple[str, Any]]:
-    """Return tensors, numbers and texts in a container with their paths; [] if it has others."""
-    if not isinstance(value, (dict, list, tuple)) and not dataclasses.is_dataclass(value):
-        return []
-    try:
-        found = list(leaves(borrow(value), key=str))
-    except CaptureError:
-        return []
-    return found if all(can_store(leaf) for _, leaf in found) else []
 
 
 def _array(node: Value, value: Any) -> tuple[str, str, Array]:

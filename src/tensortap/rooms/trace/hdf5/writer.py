@@ -33,7 +33,6 @@ from tensortap.rooms.trace.hdf5.values import (
     StoredValue,
     check_dtype,
     integers,
-    leaves_of,
     stored_value,
 )
 
@@ -295,7 +294,7 @@ class HDF5Writer:
         """
         link = link_name(path)
         for part in itertools.count(1):
-            failed = self._extend(link, [value], [columns])
+            failed = self.extend(link, [value], [columns])
             if not failed:
                 return
             if not isinstance(failed[0], Mismatch):
@@ -303,31 +302,9 @@ class HDF5Writer:
             link = f"{link_name(path)}%~{part}"
 
     def extend(
-        self, path: str, values: Sequence[Any], columns: Sequence[Mapping[str, Any]]
-    ) -> dict[int, TensortapError]:
-        """Append values with their columns; return the errors of those that do not fit.
-
-        Each tensor, number and text in a container goes to a group of its own: ``path[key]``.
-        """
-        whole: list[int] = []
-        failed: dict[int, TensortapError] = {}
-        for i, value in enumerate(values):
-            leaves = leaves_of(value)
-            if not leaves:
-                whole.append(i)
-            for place, leaf in leaves:
-                for error in self._extend(link_name(path + place), [leaf], [columns[i]]).values():
-                    failed[i] = error
-        if whole:
-            errors = self._extend(
-                link_name(path), [values[i] for i in whole], [columns[i] for i in whole]
-            )
-            failed.update({whole[i]: error for i, error in errors.items()})
-        return dict(sorted(failed.items()))
-
-    def _extend(
         self, link: str, values: Sequence[Any], columns: Sequence[Mapping[str, Any]]
     ) -> dict[int, TensortapError]:
+        """Append values with their columns; return the errors of those that do not fit."""
         options = self.options
         failed: dict[int, TensortapError] = {}
         fitting: list[tuple[StoredValue, dict[str, Any]]] = []
