@@ -39,7 +39,7 @@ def run(
         raise TensortapError(f"no file {program[0]}; -m runs a module")
     if every < 1:
         raise TensortapError(f"--every must be at least 1, got {every}")
-    options = {"alerts": True, "every": every, "analyses": analyses}
+    options = {"alerts": True, "every": every} | ({"analyses": True} if analyses else {})
     process = os.getpid()
     path, code, found = run_program(
         program, module=module, folder=folder.absolute(), options=options

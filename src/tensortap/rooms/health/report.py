@@ -14,11 +14,8 @@ from tensortap.alerts.alert import HINT, WHY
 from tensortap.alerts.rules import LIMITS, active_rules
 from tensortap.api.run_alerts import alert_finders, rule_alerts, run_alerts
 from tensortap.core.files import plain
-from tensortap.core.record import Kind
-from tensortap.rooms.figures.figures import sparkline
 from tensortap.rooms.figures.html_file import escape, section
-from tensortap.table.table import Table, locked
-from tensortap.text.tensors import number
+from tensortap.table.table import Table
 
 if TYPE_CHECKING:
     from tensortap.rooms.figures.run_report import RunReport, Section
@@ -133,43 +130,6 @@ def _row(rule: str, alerts: list[Alert], is_active: bool) -> RuleHealth:
         rule, "problem" if problems else "hint", *words, len(alerts), first.name,
         first.kind.value, first.step, first.rank, first.message,
     )  # fmt: skip
-
-
-class QuantityLine(NamedTuple):
-    """A quantity of a layer over all steps: a small SVG path, and the last number."""
-
-    name: str
-    quantity: str
-    path: str
-    last: str
-
-
-def by_layer(names: Iterable[str]) -> list[str]:
-    """Return names in the order of layers: the model first, parameters in their module."""
-    first: dict[str, int] = {}  # position of each module, at its first appearance
-
-    def place(name: str) -> tuple[bool, list[int]]:
-        parts = name.split(".")[:-1]
-        modules = [".".join(parts[: depth + 1]) for depth in range(len(parts))]
-        return parts != ["model"], [first.setdefault(each, len(first)) for each in modules]
-
-    return sorted(names, key=place)
-
-
-@locked
-def layer_lines(
-    table: Table, names: Sequence[str], rank: int | None = None
-) -> dict[str, list[QuantityLine]]:
-    """Return what analyses have recorded under these names: layer → its quantities."""
-    lines: dict[str, list[QuantityLine]] = {}
-    for name in names:
-        layer, _, quantity = name.rpartition(".")
-        rows = table.series(Kind.HEALTH.value, name, rank)
-        values = table.column("value")[rows]
-        path = sparkline(values, width=96, height=24, steps=table.step[rows])
-        last = number(float(values[-1])) if len(values) else ""
-        lines.setdefault(layer, []).append(QuantityLine(name, quantity, path, last))
-    return lines
 
 
 def summary_of(rows: Sequence[RuleHealth]) -> str:

@@ -1,4 +1,4 @@
-"""Health: rules over training steps, analyses, and `tensortap run`."""
+"""Health: rules over training steps, and `tensortap run`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ ROOM = Room(
     tabs=(Tab("health.js", 45),),
     routes="tensortap.rooms.health.routes:ROUTES",
     offers={
-        "track.option.analyses": "tensortap.rooms.health.analyzing:Analyses",
         "track.listeners": "tensortap.rooms.health.steps:monitor_of",
         "report.sections": "tensortap.rooms.health.report:report_sections",
     },

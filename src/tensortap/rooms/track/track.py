@@ -215,7 +215,7 @@ def track(
     rules, `on_alert` a function, "stop" or "keep". `name` is put before all names; patterns do not
     see it. `to` is a folder for a run of this tracker, in programs without `tap.init`.
     `only_training=False` also records ``model.eval()``. `init_step` is the first step, by default
-    0 or where the open run is. Rooms add options: that of health is `analyses`, True or a list of
+    0 or where the open run is. Rooms add options, such as `analyses`: True or a list of
     families such as ``["norms"]``, numbers about each step of a torch model.
 
     For JAX: ``tap.track(params, opt_state)``, then ``tracker.intercept(update, …)`` and

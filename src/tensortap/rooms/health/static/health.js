@@ -1,34 +1,27 @@
-// Health: one row per rule that found something, with a light, where and since when, and what to do;
-// below, what analyses have recorded of each layer as small lines.
+// Health: one row per rule that found something, with a light, where and since when, and what to do.
 import { request } from "/static/api.js";
-import {
-  button, card, count, dim, fill, h, kindText, plural, svgLine, table,
-} from "/static/dom.js";
-import { model, selection } from "/static/model.js";
+import { card, count, dim, fill, h, kindText, plural, table } from "/static/dom.js";
+import { model } from "/static/model.js";
 import { set } from "/static/state.js";
 
 const STATES = { problem: "problem", hint: "hint", fine: "fine", unknown: "not active" };
-const WIDTH = 96, HEIGHT = 24; // of small lines, as in report.py
-const rules = card(), layers = card();
+const rules = card();
 
 export const tab = {
   id: "health",
   title: "Health",
   within: "Problems",
   stacked: true,
-  mount: (panel) => panel.append(rules, layers),
+  mount: (panel) => panel.append(rules),
 
-  async show(state) {
-    const { rank } = selection(state);
-    const found = await request("health", { run: model.run.id, rank, q: state.q });
+  async show() {
+    const found = await request("health", { run: model.run.id });
     const raised = found.rules.filter((row) => row.alerts);
     const none = "No rule found a problem";
     fill(rules, h("h3", {}, raised.length ? "Rules that found something" : none),
       raised.length > 0 && table(["", "Rule", "Where", "Since", "What to do"], raised.map(ruleRow), [3]),
       quiet(found.rules, "fine", "found nothing"),
       quiet(found.rules, "unknown", "not active: they need tap.track(model, optimizer, alerts=True)"));
-    layers.hidden = !found.total;
-    if (found.total) fill(layers, layerParts(found));
   },
 };
 
@@ -51,20 +44,4 @@ function ruleRow(row) {
   return h("tr", { class: "clickable", tabindex: "0", onclick: open, onkeydown },
     h("td", { class: "lights" }, light), h("td", {}, rule), h("td", {}, name, detail(facts.filter(Boolean).join(" · "))),
     h("td", { class: "num" }, count(step)), h("td", {}, message, detail(row.remedy)));
-}
-
-// -- layers --------------------------------------------------------------------------------------
-
-function layerParts({ layers: found, shown, found: matching, total }) {
-  const few = shown < matching ? `the first ${count(shown)} of ${count(matching)}: search names on the left`
-    : matching < total ? `${count(matching)} of ${count(total)}` : "";
-  return [h("h3", {}, "Layers ", dim(few)), found.map(({ layer, lines }) => [
-    h("h4", {}, layer || "model"), h("div", { class: "multiples" }, lines.map(multiple))])];
-}
-
-function multiple({ name, quantity, path, last }) {
-  const open = () => set({ tab: "lines", name: [name], kind: "Health", stat: ["value"] }, true);
-  return button([h("span", {}, quantity), h("b", {}, last), svgLine(path, WIDTH, HEIGHT)], open, {
-    class: "multiple", title: name,
-  });
 }

@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils.hooks import unserializable_hook
 
 from tensortap.rooms.health.steps import PassFacts
-from tensortap.rooms.health.torch.reading import is_plain, sample
 from tensortap.rooms.track.observing import inputs_of, tensors_in
 from tensortap.rooms.track.torch.hooks import ModuleHook, hook_module
+from tensortap.rooms.track.torch.reading import is_plain, sample
 from tensortap.values.torch.hidden import hide_from_compiler
 from tensortap.values.torch.private import backward_pass
 from tensortap.values.torch.tensors import quiet

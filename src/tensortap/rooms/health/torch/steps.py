@@ -19,7 +19,6 @@ from torch.utils.hooks import unserializable_hook
 
 from tensortap.rooms.health.steps import ParameterFacts, StepFacts
 from tensortap.rooms.health.torch.passes import PassWatch, is_checked
-from tensortap.rooms.health.torch.reading import is_plain, sample
 from tensortap.rooms.health.torch.structure import (
     Unregistered,
     initial_weights,
@@ -32,6 +31,7 @@ from tensortap.rooms.health.torch.structure import (
 from tensortap.rooms.track.observer import Observer
 from tensortap.rooms.track.torch.hooks import BreakingHook, ModuleHook, hook_module
 from tensortap.rooms.track.torch.optimizers import before_zero_grad, hook_step, parameters_of
+from tensortap.rooms.track.torch.reading import is_plain, sample
 from tensortap.rooms.track.torch.track import TrackedModule
 from tensortap.values.torch.private import backward_pass, version_of
 from tensortap.values.torch.tensors import quiet

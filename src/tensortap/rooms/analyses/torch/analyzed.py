@@ -11,15 +11,14 @@ from typing import Any
 import torch
 
 from tensortap.core.record import Kind
-from tensortap.rooms.health.analyses.analysis import (
+from tensortap.rooms.analyses.analysis import (
     ModuleOutput,
     OutputArray,
     TrainedParameter,
     TrainedParameters,
 )
-from tensortap.rooms.health.analyzing import Analyses
-from tensortap.rooms.health.torch import attention
-from tensortap.rooms.health.torch.reading import MOST_COPIED, host_view, is_here
+from tensortap.rooms.analyses.analyzing import Analyses
+from tensortap.rooms.analyses.torch import attention
 from tensortap.rooms.track.observer import Observer
 from tensortap.rooms.track.observing import tensors_in
 from tensortap.rooms.track.torch.descriptions import observed
@@ -30,6 +29,7 @@ from tensortap.rooms.track.torch.layouts import is_sharded
 from tensortap.rooms.track.torch.names import Names
 from tensortap.rooms.track.torch.optimizers import hook_step, parameters_of
 from tensortap.rooms.track.torch.outputs import OBSERVED, mode_tags
+from tensortap.rooms.track.torch.reading import MOST_COPIED, host_view, is_here
 from tensortap.rooms.track.torch.track import TrackedModule
 from tensortap.values.torch import graphs, private
 from tensortap.values.torch.hidden import hide_from_compiler

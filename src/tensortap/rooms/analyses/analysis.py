@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.core.record import Kind
-from tensortap.rooms.health.analyses.numbers import squares
+from tensortap.rooms.analyses.numbers import squares
 
 Give = Callable[[Kind, str, Mapping[str, float], str], None]
 

@@ -10,9 +10,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import tensortap as tap
-from tensortap.rooms.health.analyses.numbers import head_statistics
-from tensortap.rooms.health.torch import attention, reading
-from tensortap.rooms.health.torch.attention import attention_logits, sample_queries
+from tensortap.rooms.analyses.numbers import head_statistics
+from tensortap.rooms.analyses.torch import attention
+from tensortap.rooms.analyses.torch.attention import attention_logits, sample_queries
+from tensortap.rooms.track.torch import reading
 
 CLOSE = 1e-12
 

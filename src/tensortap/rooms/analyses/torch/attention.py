@@ -19,15 +19,15 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from tensortap.core.record import Kind
-from tensortap.rooms.health.analyses.analysis import Analysis, ModuleOutput
-from tensortap.rooms.health.analyses.numbers import (
+from tensortap.rooms.analyses.analysis import Analysis, ModuleOutput
+from tensortap.rooms.analyses.numbers import (
     HeadStatistics,
     Reals,
     evenly_spaced,
     head_statistics,
 )
-from tensortap.rooms.health.torch.reading import host_view, is_here, is_readable
 from tensortap.rooms.track.torch.hooks import ModuleHook, hook_module
+from tensortap.rooms.track.torch.reading import host_view, is_here, is_readable
 from tensortap.stats.conversion import as_float64
 from tensortap.values.torch import private, private_compiler
 

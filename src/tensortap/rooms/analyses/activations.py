@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.core.record import Kind
-from tensortap.rooms.health.analyses.analysis import (
+from tensortap.rooms.analyses.analysis import (
     Analysis,
     ModuleOutput,
     OutputArray,
 )
-from tensortap.rooms.health.analyses.numbers import Reals, evenly_spaced
+from tensortap.rooms.analyses.numbers import Reals, evenly_spaced
 from tensortap.stats.conversion import as_float64
 from tensortap.stats.summarize import kernel, kernel_code
 

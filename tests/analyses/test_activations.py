@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import tensortap as tap
-from tensortap.rooms.health.analyses.activations import OUTLIER, WINDOW
+from tensortap.rooms.analyses.activations import OUTLIER, WINDOW
 
 CLOSE = 1e-12
 

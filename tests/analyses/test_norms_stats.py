@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tensortap.rooms.health.analyses.numbers import Movement, movements, squares
+from tensortap.rooms.analyses.numbers import Movement, movements, squares
 from tensortap.stats import summarize
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn]

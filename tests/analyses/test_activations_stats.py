@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tensortap.rooms.health.analyses import activations
-from tensortap.rooms.health.analyses.activations import (
+from tensortap.rooms.analyses import activations
+from tensortap.rooms.analyses.activations import (
     effective_rank,
     layer_moments,
 )

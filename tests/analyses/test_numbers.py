@@ -10,9 +10,10 @@ from torch import nn
 
 import tensortap as tap
 from tensortap.core.record import Kind
-from tensortap.rooms.health.analyses import parameters
-from tensortap.rooms.health.analyses.parameters import estimate
-from tensortap.rooms.health.torch import analyzed, reading
+from tensortap.rooms.analyses import parameters
+from tensortap.rooms.analyses.parameters import estimate
+from tensortap.rooms.analyses.torch import analyzed
+from tensortap.rooms.track.torch import reading
 
 pytestmark = pytest.mark.usefixtures("no_errors")
 

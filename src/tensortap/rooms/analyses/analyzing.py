@@ -13,7 +13,7 @@ from tensortap.core import ranks
 from tensortap.core.arguments import checked
 from tensortap.core.record import Kind, Record
 from tensortap.core.rooms import load
-from tensortap.rooms.health.analyses.analysis import Analysis
+from tensortap.rooms.analyses.analysis import Analysis
 from tensortap.stats.columns import RecordColumns
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ Chosen: TypeAlias = bool | Sequence[str]
 """All families or none, or their names."""
 
 FAMILIES: dict[str, str] = {
-    "norms": "tensortap.rooms.health.analyses.parameters:Norms",
-    "updates": "tensortap.rooms.health.analyses.parameters:Updates",
-    "noise": "tensortap.rooms.health.analyses.parameters:GradientNoise",
-    "activations": "tensortap.rooms.health.analyses.activations:Activations",
-    "attention": "tensortap.rooms.health.torch.attention:AttentionHeads",
-    "experts": "tensortap.rooms.health.analyses.experts:Experts",
+    "norms": "tensortap.rooms.analyses.parameters:Norms",
+    "updates": "tensortap.rooms.analyses.parameters:Updates",
+    "noise": "tensortap.rooms.analyses.parameters:GradientNoise",
+    "activations": "tensortap.rooms.analyses.activations:Activations",
+    "attention": "tensortap.rooms.analyses.torch.attention:AttentionHeads",
+    "experts": "tensortap.rooms.analyses.experts:Experts",
 }
 """The class of each family: they are imported only if somebody wants them."""
 
@@ -63,7 +63,7 @@ class Analyses:
 
     def hooks(self, tracked: TrackedModule) -> TrackHooks:
         """Return hooks that tell the analyses what happens in a torch model."""
-        from tensortap.rooms.health.torch.analyzed import AnalysisHooks
+        from tensortap.rooms.analyses.torch.analyzed import AnalysisHooks
 
         return AnalysisHooks(tracked, self._observer, self)
 

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.core.record import Kind
-from tensortap.rooms.health.analyses.analysis import (
+from tensortap.rooms.analyses.analysis import (
     Analysis,
     ModuleOutput,
     OutputArray,
 )
-from tensortap.rooms.health.analyses.numbers import head_statistics
+from tensortap.rooms.analyses.numbers import head_statistics
 from tensortap.stats.conversion import as_float64
 
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "n_experts")

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.core.record import Kind
-from tensortap.rooms.health.analyses.analysis import (
+from tensortap.rooms.analyses.analysis import (
     Analysis,
     TrainedParameters,
     joined,
 )
-from tensortap.rooms.health.analyses.numbers import Movement, movements, squares
+from tensortap.rooms.analyses.numbers import Movement, movements, squares
 
 LARGEST = 1 << 30
 """Bytes of the copies of weights."""

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import tensortap as tap
-from tensortap.rooms.health.analyses.experts import routing
+from tensortap.rooms.analyses.experts import routing
 
 CLOSE = 1e-12
 

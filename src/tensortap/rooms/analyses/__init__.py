@@ -1,0 +1,1 @@
+"""Analyses: families of numbers about training steps."""

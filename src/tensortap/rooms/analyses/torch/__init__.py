@@ -1,0 +1,1 @@
+"""Hooks that tell the analyses what happens in a torch model."""

@@ -1,1 +1,0 @@
-"""Families of analyses of training steps: ``tap.track(model, opt, analyses=["norms"])``."""
