@@ -7,13 +7,9 @@ numbers, below ``exponent_counts`` how many values had ``2**n <= |x| < 2**(n+1)`
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
 import math
 import re
 import stat
-import zlib
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,17 +33,15 @@ TOP = ("metadata", "scalar_stats", "exponent_counts")
 METADATA = ("name", "type", "tensor_type", "step", "dtype")
 PLACES = ("rank", "call")  # metadata beyond the schema; a strict frame has them as statistics
 _NUMBERS = ("step", *PLACES)
-_HEAD = 1 << 20  # bytes that the headers of a CSV file may have
 _SMALL, _EXPANSION = 1 << 25, 30  # bytes, and times its size, that a compressed file may become
-_UNREADABLE = (ValueError, EOFError, gzip.BadGzipFile, zlib.error, csv.Error, pa.ArrowException)
 
 
 @checked
 def read_logframe(path: str | Path, *, trust: bool = False) -> pd.DataFrame:
-    """Read a LogFrame from a ``.parquet``, ``.csv``, ``.csv.gz`` or, if trusted, ``.pkl`` file.
+    """Read a LogFrame from a ``.parquet`` or, if trusted, ``.pkl`` file.
 
-    The file may come from ``to_parquet``, ``to_csv`` or ``to_pickle`` of any program whose frame
-    has the schema. Reading a pickle may run code, so it requires ``trust=True``.
+    The file may come from ``to_parquet`` or ``to_pickle`` of any program whose frame has the
+    schema. Reading a pickle may run code, so it requires ``trust=True``.
     """
     need_pandas("tap.viz.read_logframe()")
     path = Path(path)
@@ -58,16 +52,15 @@ def read_logframe(path: str | Path, *, trust: bool = False) -> pd.DataFrame:
             f"{path.name} is a pickle, which may run code when read: pass trust=True if it is "
             "yours, or save the frame with to_parquet()"
         )
-    if not is_pickle and not name.endswith((".parquet", ".pq", ".csv", ".csv.gz")):
-        raise TensortapError(f"{path.name}: a LogFrame must be a .parquet, .csv or .pkl file")
+    if not is_pickle and not name.endswith((".parquet", ".pq")):
+        raise TensortapError(f"{path.name}: a LogFrame must be a .parquet or .pkl file")
     if not stat.S_ISREG(path.stat().st_mode):
         raise TensortapError(f"{path.name} is not a regular file")
-    read = _read_pickle if is_pickle else _read_csv if ".csv" in name[-7:] else _read_parquet
     try:
-        return _normal(read(path))
+        return _normal(_read_pickle(path) if is_pickle else _read_parquet(path))
     except SchemaError as error:
         raise SchemaError(f"{path.name}: {error}") from None
-    except _UNREADABLE as error:
+    except (ValueError, EOFError, pa.ArrowException) as error:
         raise SchemaError(f"{path.name} cannot be read: {error}") from None
 
 
@@ -254,7 +247,7 @@ def _check_room(path: Path, expanded: int, in_memory: int) -> None:
     if expanded > _SMALL + _EXPANSION * path.stat().st_size:
         size = format_size(path.stat().st_size)
         raise SchemaError(
-            f"{size} become {format_size(expanded)} or more; if that is right, save it as .csv"
+            f"{size} become {format_size(expanded)} or more; pass the frame if that is right"
         )
     if not has_room(in_memory):
         raise SchemaError(f"reading it needs about {format_size(in_memory)} of memory")
@@ -289,57 +282,6 @@ def _two_levels(frame: pd.DataFrame) -> pd.DataFrame:
     if frame.columns.nlevels == 1 and pairs and all(pairs):
         frame.columns = pd.MultiIndex.from_tuples([p.groups() for p in pairs if p])
     return frame
-
-
-def _read_csv(path: Path) -> pd.DataFrame:
-    """Read two rows of headers and the rows; texts stay as they are: a layer may be called NA."""
-    import pandas as pd
-
-    opened = gzip.open if path.name.lower().endswith(".gz") else open
-    with opened(path, "rb") as stream:
-        rows = csv.reader(io.StringIO(stream.read(_HEAD).decode("utf-8", "replace"), newline=""))
-        top, below, first = next(rows, []), next(rows, []), next(rows, [])
-    if len(top) != len(below):
-        raise SchemaError("a LogFrame has two rows of headers, found one")
-    # the index, which pandas writes by default, has no label on top
-    kept = [i for i, word in enumerate(top) if word in TOP]
-    if not kept:
-        raise SchemaError(
-            f"the first row of headers names none of {', '.join(TOP)}; found "
-            f"{_few(dict.fromkeys(top))}"
-        )
-    labels = pd.MultiIndex.from_tuples([(top[i], below[i]) for i in kept])
-    _normal(pd.DataFrame(columns=labels))
-    size = path.stat().st_size
-    if opened is gzip.open:
-        size = 0
-        with gzip.open(path) as stream:
-            while chunk := stream.read(_HEAD):
-                size += len(chunk)
-                _check_room(path, size, 8 * size)
-    _check_room(path, size, 8 * size)  # the worst that was measured
-    # the name of an index takes a third row of headers
-    named = bool(first) and any(first) and not any(first[i] for i in kept)
-    texts = [i for i in kept if top[i] == "metadata" and below[i] not in _NUMBERS]
-    frame = pd.read_csv(
-        path,
-        header=None,
-        skiprows=3 if named else 2,
-        names=range(len(top)),
-        usecols=kept,
-        dtype=dict.fromkeys(texts, str),
-        keep_default_na=False,
-        na_values={i: ["", "nan", "NaN", "NA"] for i in kept if i not in texts},
-        **_exact_floats(pd.__version__),
-    )[kept]
-    frame.columns = labels
-    return frame
-
-
-def _exact_floats(version: str) -> dict[str, Any]:
-    """Return the option of `read_csv` that keeps every digit; pandas 3.1 does so by default."""
-    major, minor = (int(part) for part in version.split(".")[:2])
-    return {} if (major, minor) >= (3, 1) else {"float_precision": "round_trip"}
 
 
 # -- rows of a table -------------------------------------------------------------------------
