@@ -108,7 +108,7 @@ def test_import_leaves_the_protocols_of_other_verbs_to_them():
 
 
 def test_doctor_knows_every_extra():
-    from tensortap.cli.doctor import _EXTRAS
+    from tensortap.rooms.doctor.command import _EXTRAS
 
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = tool["project"]["optional-dependencies"]

@@ -38,7 +38,7 @@ def check(copy):
     from tensortap.cli.main import app
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         app(["--help"], standalone_mode=False)
-    assert "doctor" in printed.getvalue()
+    assert "serve" in printed.getvalue()
     from tensortap.page.access_control import AccessControl
     from tensortap.page.catalog import Catalog
     from tensortap.page.server import application

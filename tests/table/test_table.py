@@ -8,6 +8,8 @@ import pytest
 
 import tensortap as tap
 import tensortap.table.table as table_module
+from tensortap.alerts import Alert
+from tensortap.alerts.alert import record_of
 from tensortap.api import session as live
 from tensortap.core.errors import NotFound
 from tensortap.core.history import History
@@ -296,3 +298,18 @@ def test_figures_hold_the_lock(table):
     lines_figure(other, names=["embed"], kind="Activation", metrics=["rm2"])
     assert held[0] is True
     assert held[-1] is False
+
+
+def test_very_many_alerts_are_bounded_and_counted():
+    """A table of 2 MB may hold 200,000 alerts of any rank; the earliest ones are shown."""
+    records = [
+        record_of(Alert("nan", f"x{i}", Kind.WEIGHT, 20_000 - i, 0, "", "bad"), seq=i, time_ns=0)
+        for i in range(10_050)
+    ]
+    table = table_of(records)
+    *found, last = table.alerts()
+    assert len(found) == 10_000
+    assert [alert.step for alert in found] == sorted(20_000 - i for i in range(50, 10_050))
+    assert str(last) == "step 20000, alerts (Value): 50 more alerts are not shown"
+    assert table.alerts() == [*found, last]
+    assert table.alerts("hint") == []

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tensortap.alerts.monitor import RuleState
 
 ACTIVE_RULES = "tensortap.rules"  # the name of records that say which rules are active
-LIMITS = ("unseen", "remark")  # rules about what is observed, not about the training
+LIMITS = ("unseen", "remark", "left_out")  # rules about what is observed, not about the training
 Rule = Callable[[Record, "RuleState"], "Finding | str | None"]
 
 _GRADIENTS = (Kind.GRADIENT, Kind.WEIGHT_GRADIENT)

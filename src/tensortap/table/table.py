@@ -70,6 +70,7 @@ NONFINITE = "nonfinite"
 _TEXTS = ("name", "kind", "dtype")
 _INTEGERS = {"step": np.int64, "rank": np.int32, "call": np.int64, "seq": np.int64}
 _NOT_LAYERS = (Kind.METRIC.value, Kind.ALERT.value)
+_MOST_ALERTS = 10_000  # a small file may hold hundreds of thousands, which nobody reads
 _BOUNDED_ROWS = 1_000_000  # from here on the table of a bounded source starts over
 
 
@@ -109,6 +110,7 @@ class Table:
         self._digests = GrowingArray(np.uint64)
         self._index = SeriesIndex()
         self._alerts: list[tuple[tuple[int, int, int], Alert]] = []
+        self._alert_rows = 0  # those that were looked at
         self._publish()
 
     def _publish(self) -> None:
@@ -413,12 +415,21 @@ class Table:
         }
 
     def alerts(self, severity: str = "alert") -> list[Alert]:
-        """Return the alerts, or the hints, in order of capture."""
+        """Return the alerts, or the hints, in order of capture.
+
+        If there are more than 10,000, the earliest ones, and an alert that counts the others.
+        """
         with self.lock:
             rows = np.flatnonzero(self.kind == self._texts["kind"].code(Kind.ALERT.value))
-            self._alerts += alerts_of(self.take(rows[len(self._alerts) :], ALERT))
-            found = sorted(self._alerts, key=lambda each: each[0])
-            return [alert for _, alert in found if alert.severity == severity]
+            new, self._alert_rows = rows[self._alert_rows :], len(rows)
+            new = new[np.lexsort((self.rank[new], self.values_at("seq", new), self.step[new]))]
+            self._alerts += alerts_of(self.take(new[: _MOST_ALERTS - len(self._alerts)], ALERT))
+            self._alerts.sort(key=lambda each: each[0])
+            found = [alert for _, alert in self._alerts if alert.severity == severity]
+            if (more := len(rows) - len(self._alerts)) and severity == "alert":
+                step, words = int(self.step[rows].max()), f"{more:,} more alerts are not shown"
+                found.append(Alert("left_out", "alerts", Kind.VALUE, step, 0, "", words))
+            return found
 
     def without_recomputed(self, rows: Integers) -> Integers:
         """Return `rows` without those that activation checkpointing computed a second time."""

@@ -1,4 +1,4 @@
-from tensortap.values.jax.contract import JaxContract
+from tensortap.rooms.doctor.jax import JaxContract
 from tests.values.contract import FrameworkContract
 
 

@@ -26,9 +26,6 @@ class TestMlx(FrameworkContract):
     def contents(self, tensor):
         return np.array(tensor.view(bits(tensor.dtype))).tobytes()
 
-    def is_tensor(self, value):
-        return type(value) is mx.array
-
 
 def test_every_dtype_of_mlx_has_a_row():
     theirs = {str(getattr(mx, n)) for n in dir(mx) if isinstance(getattr(mx, n), mx.Dtype)}

@@ -1,5 +1,3 @@
-import numpy as np
-
 from tensortap.core.dtypes import DTYPES
 from tests.values.contract import FrameworkContract
 
@@ -13,6 +11,3 @@ class TestNumpy(FrameworkContract):
 
     def contents(self, tensor):
         return tensor.tobytes()
-
-    def is_tensor(self, value):
-        return type(value) is np.ndarray

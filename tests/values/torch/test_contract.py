@@ -1,7 +1,7 @@
 import pytest
 
 from tensortap.core.dtypes import DTYPES
-from tensortap.values.torch.contract import TorchContract
+from tensortap.rooms.doctor.torch import TorchContract
 from tests.values.contract import FrameworkContract
 
 

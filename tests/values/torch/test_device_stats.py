@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import tensortap as tap
+from tensortap.rooms.doctor.contract import expect_close
 from tensortap.stats import packed
-from tensortap.values.contract import expect_close
 from tensortap.values.torch import summarize as module
 from tensortap.values.torch.cuda import cuda
 from tests.values.torch.test_cuda import FakePort

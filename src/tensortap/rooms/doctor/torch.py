@@ -1,10 +1,8 @@
-"""The contract of torch on one of its devices: see `tensortap.values.contract`."""
+"""The contract of torch on one of its devices: see `tensortap.rooms.doctor.contract`."""
 
 from __future__ import annotations
 
 import contextlib
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from tensortap.core.dtypes import DTYPES
-from tensortap.values.contract import Contract
+from tensortap.rooms.doctor.contract import Contract
 
 
 class TorchContract(Contract):
@@ -21,10 +19,9 @@ class TorchContract(Contract):
 
     framework = "torch"
     dtypes = tuple(row.name for row in DTYPES.values() if row.torch)
-    device: str | None = None
 
     @property
-    def asynchronous(self) -> bool:
+    def asynchronous(self) -> bool:  # type: ignore[override]
         return str(self.device).startswith("cuda")
 
     def tensor(self, array: NDArray[Any], dtype: str) -> torch.Tensor:
@@ -39,9 +36,6 @@ class TorchContract(Contract):
         flat = tensor.contiguous().view(-1).view(torch.uint8)
         return bytes(flat.cpu().numpy().tobytes())
 
-    def is_tensor(self, value: Any) -> bool:
-        return type(value) is torch.Tensor
-
     def overwrite(self, tensor: torch.Tensor) -> None:
         tensor.view(-1).view(torch.uint8).zero_()
 
@@ -51,30 +45,23 @@ class TorchContract(Contract):
             matrix = matrix @ matrix
         return matrix
 
-    def finish(self, value: torch.Tensor) -> None:
-        value[0, 0].item()
-
     @contextlib.contextmanager
     def observer(self, track: Callable[..., Any]) -> Iterator[Callable[[Any], object]]:
         layer = nn.Identity()
         with track(layer):
             yield layer
 
-    def train(self, track: Callable[..., Any] | None) -> tuple[bytes, float]:
+    def train(self, track: Callable[..., Any] | None) -> Iterator[bytes]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Dropout(0.1),
                               nn.Linear(64, 8)).to(self.device)  # fmt: skip
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        seconds = []
         with track(model, optimizer) if track else contextlib.nullcontext() as tracker:
             for _ in range(10):
-                start = time.perf_counter()
                 loss = model(torch.randn(16, 64, device=self.device)).square().mean()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 if tracker is not None:
                     tracker.step(loss=loss)
-                loss.item()
-                seconds.append(time.perf_counter() - start)
-        return b"".join(map(self.contents, model.state_dict().values())), statistics.median(seconds)
+                yield b"".join(map(self.contents, model.state_dict().values()))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
+import itertools
+import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensortap as tap
 from tensortap.core.errors import TensortapError
-from tensortap.values.contract import Contract, expect
+from tensortap.rooms.doctor.contract import Contract, expect
 
 Row = dict[str, str]
 
@@ -17,22 +19,31 @@ Row = dict[str, str]
 def contracts(device: str) -> Iterator[tuple[str, Contract]]:
     """Yield the contract of a device of torch, or one for each device of JAX, with its name."""
     name, _, platform = device.partition(":")
-    framework = "jax" if name == "jax" else "torch"
     try:
-        module = importlib.import_module(framework)
-        made = importlib.import_module(f"tensortap.values.{framework}.contract")
-        if framework == "torch":
-            module.empty(1, device=device)
-        places = module.local_devices(backend=platform or None) if name == "jax" else [device]
+        if name == "jax":
+            import jax
+
+            from tensortap.rooms.doctor.jax import JaxContract
+
+            for place in jax.local_devices(backend=platform or None):
+                yield f"{device} {place}", _on(JaxContract(), place)
+        else:
+            import torch
+
+            from tensortap.rooms.doctor.torch import TorchContract
+
+            torch.empty(1, device=device)
+            yield device, _on(TorchContract(), device)
     except (ImportError, RuntimeError, AssertionError) as error:  # AssertionError: without CUDA
         raise TensortapError(
             "--device must be one of torch, such as cpu, cuda, cuda:1 or mps, or jax or "
             f"jax:<platform>, got {device!r}: {str(error).splitlines()[0]:.80}"
         ) from error
-    for place in places:
-        contract = (made.JaxContract if name == "jax" else made.TorchContract)()
-        contract.device = place
-        yield f"{device} {place}" if name == "jax" else device, contract
+
+
+def _on(contract: Contract, device: Any) -> Contract:
+    contract.device = device
+    return contract
 
 
 def examine_device(contract: Contract) -> Iterator[Row]:
@@ -95,11 +106,11 @@ def _each(name: str, check: Callable[[str], None], dtypes: list[str]) -> Row:
 
 def _training(contract: Contract) -> Iterator[Row]:
     name = "training, bit for bit"
-    contract.train(None)  # the first one loads kernels
     try:
-        (plain, seconds), (again, _) = contract.train(None), contract.train(None)
+        _train(contract, None)  # the first one loads kernels
+        (plain, seconds), (again, _) = _train(contract, None), _train(contract, None)
         before = tap.receipt()
-        tracked, slower = contract.train(tap.track)
+        tracked, slower = _train(contract, tap.track)
         tap.flush()
         seen = tap.receipt().since(before)
         if not seen.tracked or seen.dropped:
@@ -115,6 +126,15 @@ def _training(contract: Contract) -> Iterator[Row]:
         yield _row(name, "ok" if same else "FAILED", details if same else f"not so: {details}")
     cost = f"{seconds * 1e3:.2f} ms per step, {slower * 1e3:.2f} ms tracked in every step"
     yield _row("cost", "note", f"{cost} (a small model: the worst case)")
+
+
+def _train(contract: Contract, track: Callable[..., Any] | None) -> tuple[bytes, float]:
+    """Return the bits of a trained model, and the seconds of a step."""
+    times = [time.perf_counter()]
+    for bits in contract.train(track):
+        times.append(time.perf_counter())
+        last = bits
+    return last, statistics.median(b - a for a, b in itertools.pairwise(times))
 
 
 def _waiting(name: str, contract: Contract, capture: Callable[[Any], object]) -> Row:

@@ -86,7 +86,7 @@ def _examine_device(device: str, as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from tensortap.cli.doctor_device import contracts, examine_device
+    from tensortap.rooms.doctor.device import contracts, examine_device
 
     os.environ["TENSORTAP_SERVER"] = "127.0.0.1:1"  # a session has nothing to do with this
     found = {name: list(examine_device(contract)) for name, contract in contracts(device)}

@@ -7,8 +7,8 @@ import jax
 import pytest
 
 import tensortap as tap
-from tensortap.values import contract
-from tensortap.values.jax.contract import JaxContract
+from tensortap.rooms.doctor import contract
+from tensortap.rooms.doctor.jax import JaxContract
 from tests.commands import type_in
 
 CHECKS = [
@@ -40,8 +40,7 @@ def test_a_device_that_is_wrong(monkeypatch):
     rebuild, summary_of, train = contract.rebuild, contract.summary_of, JaxContract.train
 
     def trained(self, track):
-        bits, seconds = train(self, track)
-        return bits + b"1" * (track is not None), seconds
+        return (bits + b"1" * (track is not None) for bits in train(self, track))
 
     def caught(value, name):
         if name == "product":
@@ -61,8 +60,8 @@ def test_a_device_that_is_wrong(monkeypatch):
 
 def test_the_table_names_what_failed(monkeypatch):
     rows = [{"check": "digests", "result": "FAILED", "details": "float32: [red]no[/red]"}]
-    monkeypatch.setattr("tensortap.cli.doctor_device.contracts", lambda device: [(device, None)])
-    monkeypatch.setattr("tensortap.cli.doctor_device.examine_device", lambda contract: rows)
+    monkeypatch.setattr("tensortap.rooms.doctor.device.contracts", lambda device: [(device, None)])
+    monkeypatch.setattr("tensortap.rooms.doctor.device.examine_device", lambda contract: rows)
     code, out, _ = type_in("doctor", "--device", "cpu")
     assert code == 1
     assert "digests" in out
