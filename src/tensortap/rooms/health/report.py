@@ -55,6 +55,7 @@ _NOT_CHOSEN = {
     "behind": "a rank that is behind the others, or sends nothing",
     "unseen": "what cannot be observed as usual",
     "remark": "limits of what is observed",
+    "left_out": "alerts beyond the first 10,000",
 }  # rules that nobody passes to `alerts=`
 
 

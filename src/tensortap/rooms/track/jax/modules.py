@@ -13,7 +13,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,37 +28,22 @@ Wants = Callable[[Kind, str], bool]
 OnError = Callable[[str, Exception], object]
 """Takes the name of a module and an error of observing it."""
 
-T = TypeVar("T")
 _thread = threading.local()
 _patching = threading.RLock()
 _patched: dict[type, Any] = {}  # the `__call__` of each class
 _users = 0
 
 
-def marked_modules(
-    wants: Wants, on_error: OnError, collector: Collector
-) -> contextlib.AbstractContextManager[object]:
-    """Mark the outputs of modules that are called in this thread."""
-    return _hooked(_Marking(wants, on_error, collector))
-
-
-def module_outputs(function: Callable[..., Any], *args: Any) -> dict[str, Any]:
-    """Call a function that is not jitted; return the arrays that its modules return, by name."""
-    with _hooked(_Collecting()) as collecting:
-        function(*args)
-    return collecting.outputs
-
-
 @contextlib.contextmanager
-def _hooked(marking: T) -> Iterator[T]:
-    """Show the calls of modules in this thread to `marking`."""
+def marked_modules(wants: Wants, on_error: OnError, collector: Collector) -> Iterator[None]:
+    """Mark the outputs of modules that are called in this thread."""
     outer: _Marking | None = getattr(_thread, "marking", None)
-    _thread.marking = marking
+    _thread.marking = _Marking(wants, on_error, collector)
     linen = sys.modules.get("flax.linen")
     hook = contextlib.nullcontext() if linen is None else linen.intercept_methods(_intercept)
     try:
         with hook, _wrapped_calls():
-            yield marking
+            yield
     finally:
         _thread.marking = outer
 
@@ -138,19 +123,6 @@ class _Marking:
             if id(module) in names:
                 return names[id(module)]
         return None
-
-
-class _Collecting(_Marking):
-    """Keeps the arrays that modules return, of the last call of each."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda *_: True, lambda *_: None, Collector())
-        self.outputs: dict[str, Any] = {}
-
-    def _mark(self, output: Any, name: str, cls: type) -> Any:
-        if isinstance(output, jax.Array):
-            self.outputs[name] = output
-        return output
 
 
 def _base_classes() -> Iterator[type]:
