@@ -83,7 +83,7 @@ def judge(row: dict[str, Any], plain: bool) -> dict[str, Any]:
         outcome = "false alert" if alerts else "false hint" if hints else "quiet"
     return row | {
         "outcome": outcome, "alerts": alerts, "hints": hints, "could_not_look": unseen,
-        "same": same, "exit": code, "matched": found, "stderr": text[-20_000:],
+        "same": same, "exit": code, "matched": found, "stdout": out, "stderr": text[-20_000:],
     }  # fmt: skip
 
 

@@ -6,15 +6,8 @@ digits = torch.randint(0, 4, (320,))
 images = torch.randint(0, 216, (320, 14, 14)).float()
 for d in range(4):
     images[digits == d, 3 * d : 3 * d + 3] += 40
-model = nn.Sequential(
-    nn.Flatten(),
-    nn.Linear(196, 64),
-    nn.Sigmoid(),
-    nn.Linear(64, 32),
-    nn.Sigmoid(),
-    nn.Linear(32, 4),
-)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+model = nn.Sequential(nn.Flatten(), nn.Linear(196, 64), nn.Tanh(), nn.Linear(64, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 loss_fn = nn.CrossEntropyLoss()
 for epoch in range(6):
     for i in range(0, 320, 32):
