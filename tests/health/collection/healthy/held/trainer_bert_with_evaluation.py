@@ -19,7 +19,7 @@ config = BertConfig(
 ids = torch.randint(1, 40, (280, 10))
 mask = (torch.arange(10) < torch.randint(4, 11, (280, 1))).long()
 ids = ids * mask
-labels = (ids[:, 1] > 20).long()
+labels = (ids[:, 0] > 20).long()
 data = [{"input_ids": ids[i], "attention_mask": mask[i], "labels": labels[i]} for i in range(280)]
 args = TrainingArguments(
     "out",
