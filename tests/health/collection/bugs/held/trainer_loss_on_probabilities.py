@@ -31,6 +31,7 @@ args = TrainingArguments(
     max_steps=50,
     per_device_train_batch_size=20,
     learning_rate=5e-3,
+    remove_unused_columns=False,
     report_to=[],
     disable_tqdm=True,
     save_strategy="no",
