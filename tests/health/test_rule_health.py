@@ -103,7 +103,7 @@ def test_check_prints_and_ends_with_1_if_something_is_wrong(bad_run, tmp_path):
 
 
 def test_the_report_begins_with_it(bad_run):
-    from tensortap.rooms.figures.run_report import RunReport
+    from tensortap.rooms.report.run_report import RunReport
 
     parts = list(RunReport(bad_run).parts())
     assert "<h2>Health</h2>" in parts[2]

@@ -22,7 +22,7 @@ from tensortap.rooms.figures.figures.parts import (
     flat_trace,
 )
 from tensortap.rooms.figures.figures.theme import COLORS, layout, scale
-from tensortap.rooms.figures.html_file import (
+from tensortap.rooms.report.html_file import (
     HtmlReport,
     details,
     escape,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tensortap.rooms.figures.run_report import read_patch, value_at
+from tensortap.rooms.report.run_report import read_patch, value_at
 from tensortap.runs.layout import read_json
 
 # differ in every shell, login or job, and are never the reason

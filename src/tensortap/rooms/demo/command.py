@@ -208,7 +208,7 @@ def _film(console: Console, run: Path, target: Path) -> list[Path]:
 def _reports(console: Console, found: CompareReport, run: Path, folder: Path) -> list[Path]:
     """Write both reports if their packages are installed; return the files written."""
     try:
-        from tensortap.rooms.figures.run_report import report
+        from tensortap.rooms.report.run_report import report
 
         found.write_html(folder / "compare.html")
         report(run, folder / "report.html")

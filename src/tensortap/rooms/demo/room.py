@@ -6,6 +6,6 @@ from tensortap.rooms import Room
 
 ROOM = Room(
     name="demo",
-    needs=("compare", "figures", "track"),
+    needs=("compare", "figures", "report", "track"),
     commands={"demo": "tensortap.rooms.demo.command:demo"},
 )

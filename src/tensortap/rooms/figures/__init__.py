@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from tensortap.rooms.figures.interaction import interactive
     from tensortap.rooms.figures.plots import (
         exp_hist,
+        report,
         save,
         scalar_global_heatmap,
         scalar_line,
         tensor,
         training,
     )
-    from tensortap.rooms.figures.run_report import report
     from tensortap.rooms.formats.blocks import quantize_error
     from tensortap.rooms.logframe.read import read_logframe, validate_logframe
 
@@ -49,7 +49,7 @@ __getattr__ = lazy(
         "interactive": "tensortap.rooms.figures.interaction:interactive",
         "quantize_error": "tensortap.rooms.formats.blocks:quantize_error",
         "read_logframe": "tensortap.rooms.logframe.read:read_logframe",
-        "report": "tensortap.rooms.figures.run_report:report",
+        "report": "tensortap.rooms.figures.plots:report",
         "save": "tensortap.rooms.figures.plots:save",
         "scalar_global_heatmap": "tensortap.rooms.figures.plots:scalar_global_heatmap",
         "scalar_line": "tensortap.rooms.figures.plots:scalar_line",

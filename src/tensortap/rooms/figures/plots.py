@@ -26,6 +26,7 @@ from tensortap.core.arguments import (
 )
 from tensortap.core.errors import MissingExtra, NotFound, TensortapError
 from tensortap.core.record import Kind
+from tensortap.core.rooms import offer
 from tensortap.live.reader import LiveReader
 from tensortap.page.encoding import with_arrays
 from tensortap.rooms.figures.figures import (
@@ -263,6 +264,13 @@ def tensor(
             raise TypeError(f"not a tensor: {error}") from None
     matrix, label = matrix_at(array, index)
     return plotly_figure(tensor_figure(matrix, title=title or label), theme)
+
+
+@checked
+def report(source: Any, path: str | Path) -> Path:
+    """Write a report of a run, a live session, a tracker or a LogFrame into one HTML file."""
+    written: Path = offer("run.report")(source, path)
+    return written
 
 
 @checked

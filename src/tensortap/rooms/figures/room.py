@@ -1,4 +1,4 @@
-"""Figures: plotly figures, widgets of notebooks, and the report of a run."""
+"""Figures: plotly figures, and widgets of notebooks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from tensortap.rooms import Room, Tab
 ROOM = Room(
     name="figures",
     needs=("formats", "logframe"),
-    commands={"report": "tensortap.rooms.figures.command:report"},
     tabs=(
         Tab("overview.js", 10),
         Tab("lines.js", 20),

@@ -14,11 +14,11 @@ from tensortap.alerts.alert import HINT, WHY
 from tensortap.alerts.rules import LIMITS, active_rules
 from tensortap.api.run_alerts import alert_finders, rule_alerts, run_alerts
 from tensortap.core.files import plain
-from tensortap.rooms.figures.html_file import escape, section
+from tensortap.rooms.report.html_file import escape, section
 from tensortap.table.table import Table
 
 if TYPE_CHECKING:
-    from tensortap.rooms.figures.run_report import RunReport, Section
+    from tensortap.rooms.report.run_report import RunReport, Section
 
 State = Literal["problem", "hint", "fine", "unknown"]
 _STYLES: dict[State, str] = {"problem": "red", "hint": "yellow", "fine": "green", "unknown": "dim"}

@@ -6,7 +6,7 @@ from tensortap.rooms import Room, Tab
 
 ROOM = Room(
     name="health",
-    needs=("figures", "track"),
+    needs=("figures", "report", "track"),
     commands={
         "check": "tensortap.rooms.health.command:check",
         "run": "tensortap.rooms.health.command:run",

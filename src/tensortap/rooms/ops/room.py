@@ -6,7 +6,7 @@ from tensortap.rooms import Room, Tab
 
 ROOM = Room(
     name="ops",
-    needs=("figures", "provenance", "track"),
+    needs=("figures", "provenance", "report", "track"),
     commands={"why": "tensortap.rooms.ops.command:why"},
     tabs=(Tab("operations.js", 25),),
     routes="tensortap.rooms.ops.routes:ROUTES",

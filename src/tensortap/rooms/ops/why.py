@@ -10,10 +10,10 @@ from rich.text import Text
 from tensortap.alerts.alert import Alert, verdict_of
 from tensortap.alerts.explanation import OperationExplanation
 from tensortap.core.files import plain
-from tensortap.rooms.figures.html_file import escape, html_table, section
+from tensortap.rooms.report.html_file import escape, html_table, section
 
 if TYPE_CHECKING:
-    from tensortap.rooms.figures.run_report import RunReport, Section
+    from tensortap.rooms.report.run_report import RunReport, Section
 
 _LONGEST = 4000  # characters of a verdict
 

@@ -15,9 +15,9 @@ from tensortap.alerts import Alert, record_of
 from tensortap.cli.main import app
 from tensortap.core.record import Kind, Record
 from tensortap.rooms import figures as viz
-from tensortap.rooms.figures.run_report import report_html
+from tensortap.rooms.report.run_report import report_html
 from tensortap.runs.init import current
-from tests.figures.conftest import HOSTILE, training
+from tests.figures.conftest import HOSTILE, run_path, training, writer  # noqa: F401 - fixtures
 
 
 class PageReader(HTMLParser):
@@ -49,11 +49,11 @@ def text_of(source):
 
 
 @pytest.fixture(scope="module")
-def page(run_path):
+def page(run_path):  # noqa: F811
     return report_html(run_path)
 
 
-def test_contains_every_section_and_figure(page, run_path):
+def test_contains_every_section_and_figure(page, run_path):  # noqa: F811
     found = PageReader(page)
     assert f"run {run_path}" in found.text
     for words in (
@@ -79,7 +79,7 @@ def test_names_never_become_markup():
     assert not any("src" in attributes for attributes in scripts)
 
 
-def test_command_writes_a_report(run_path, tmp_path):
+def test_command_writes_a_report(run_path, tmp_path):  # noqa: F811
     out = tmp_path / "out.html"
     done = CliRunner().invoke(app, ["report", str(run_path), str(out)])
     assert done.exit_code == 0, done.output
@@ -90,20 +90,20 @@ def test_command_writes_a_report(run_path, tmp_path):
     assert "is not a run" in str(nothing.exception)
 
 
-def test_reports_an_empty_run(writer, tmp_path):
+def test_reports_an_empty_run(writer, tmp_path):  # noqa: F811
     page = viz.report(writer.path, tmp_path / "x.html").read_text()
     assert "Empty run" in PageReader(page).text
     assert "This run is empty. tap.track() records statistics." in PageReader(page).text
 
 
-def test_reports_a_run_without_statistics(writer):
+def test_reports_a_run_without_statistics(writer):  # noqa: F811
     writer.write([Record("x", Kind.VALUE, s, 0, s, 0, 1, s, value=float(s)) for s in range(3)])
     text = text_of(tap.open(writer.path))
     assert "No alerts" in text
     assert "This run has no statistics" in text
 
 
-def test_reports_dropped_records(writer):
+def test_reports_dropped_records(writer):  # noqa: F811
     writer.write(training(range(2)))
     writer.stores[0].note_dropped("<i>x</i>", Kind.ACTIVATION, 1, 0)
     writer.write(training(range(2, 3)))
@@ -113,7 +113,7 @@ def test_reports_dropped_records(writer):
     assert "<i>x</i>" in text
 
 
-def test_reports_records_and_logframes(run_path):
+def test_reports_records_and_logframes(run_path):  # noqa: F811
     for source in (training(), tap.open(run_path).logframe()):
         text = text_of(source)
         assert "Most notable layers" in text
@@ -138,7 +138,7 @@ def test_reports_provenance(tmp_path, monkeypatch):
         assert words in text, words
 
 
-def test_names_the_extra_when_plotly_is_missing(run_path, monkeypatch):
+def test_names_the_extra_when_plotly_is_missing(run_path, monkeypatch):  # noqa: F811
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(tap.TensortapError, match=r"tensortap\[view\]"):
         report_html(run_path)

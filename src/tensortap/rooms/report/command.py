@@ -16,7 +16,7 @@ def report(
     """Write the overview, notable layers, alerts and provenance of a run into one HTML file."""
     from rich.console import Console
 
-    from tensortap.rooms.figures.run_report import report as write
+    from tensortap.rooms.report.run_report import report as write
 
     with Console(stderr=True).status("drawing"):
         path = write(run, out)

@@ -96,7 +96,7 @@ def write_html_file(path: str | Path, page: str) -> Path:
 
 
 def _static_text(name: str) -> str:
-    return (importlib.resources.files("tensortap.rooms.figures") / "static" / name).read_text(
+    return (importlib.resources.files("tensortap.rooms.report") / "static" / name).read_text(
         "utf-8"
     )
 

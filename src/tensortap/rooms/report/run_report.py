@@ -19,7 +19,7 @@ from tensortap.rooms.figures.figures import (
     lines_figure,
     training_figure,
 )
-from tensortap.rooms.figures.html_file import (
+from tensortap.rooms.report.html_file import (
     HtmlReport,
     details,
     escape,
