@@ -6,7 +6,6 @@ import json
 
 import pytest
 import torch
-from tests.report.test_report import PageReader
 
 import tensortap as tap
 from tensortap.alerts.alert import Alert, record_of
@@ -17,6 +16,7 @@ from tensortap.rooms.ops.why import why_text
 from tensortap.rooms.report.run_report import report_html
 from tests.commands import type_in
 from tests.figures.conftest import HOSTILE
+from tests.report.test_report import PageReader
 
 ESCAPE = "\x1b[2J\x07\r\n" + HOSTILE
 
