@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from tests.live.talking import TALKS, Talker, segments, shared_files
@@ -47,3 +49,17 @@ def test_client_killed_inside_a_large_message(serving, run, wait_for, path):
     assert shared_files() == before
     # the server has copied what arrived, and keeps none of its memory
     wait_for(lambda: segments(where.pid) <= 1, what=lambda: segments(where.pid))
+
+
+@pytest.mark.fault("SIGSTOP of a training program")
+def test_a_client_stopped_inside_a_message_does_not_delay_others(server, run, wait_for):
+    flood = run(FLOOD, TENSORTAP_NO_ARENA="1")
+    assert flood.line() == "ready"
+    flood.signal(signal.SIGSTOP)
+    others = [Talker(run(TALKS)) for _ in range(2)]
+    for other in others:
+        other("catch(30, size=20_000, wait=60)")
+        assert other("receipt()")["captured"] == 30
+    flood.signal(signal.SIGCONT)
+    seen = len(server.history.records("flood"))
+    wait_for(lambda: len(server.history.records("flood")) > seen)

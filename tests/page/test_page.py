@@ -82,7 +82,7 @@ class Tab:
 
     def open(self, tab):
         self.page.click(f"#tab-{VIEWS[tab]}")
-        if self.page.locator(f"#panel-{tab}").is_hidden():
+        if self.page.locator(f"#panel-{tab}[hidden]").count():
             name = {"overview": "Heatmap"}.get(tab, tab.title())
             self.page.locator(f"#tabpanel-{VIEWS[tab]}").get_by_role("button", name=name).click()
         self.shown(tab)

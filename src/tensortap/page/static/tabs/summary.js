@@ -58,7 +58,7 @@ function conclusion({ problems, problem_rules: kinds, hints, rules, first, unsee
     first && [
       h("p", {}, h("span", { class: "rule" }, first.rule), " ", h("b", {}, first.name),
         dim(` ${kindText(first.kind)}${first.rank ? ` · rank ${first.rank}` : ""}`), ": ", first.message,
-        first.origin && first.origin !== first.name && dim(` It began in ${first.origin}.`)),
+        first.origin && !first.name.startsWith(first.origin) && dim(` It began in ${first.origin}.`)),
       h("p", {}, button("Show the place", () => openPlace(first), { class: "primary" }), " ",
         button("All problems", () => set({ tab: "alerts" }, true))),
     ],

@@ -31,7 +31,7 @@ export function figureTab({ id, title, within, about, tools, update, query, opti
       const waiting = setTimeout(() => figureCard.classList.add("waiting"), 150);
       try {
         const figure = await request(id, parameters(state));
-        const height = $("panels").clientHeight;
+        const height = $("panels").clientHeight - (within ? 40 : 0); // of the choice of views
         await draw(plot, figure, { step, ...options(state, now, figure, height) });
         drawn = key;
         ready(plot, figure, state, now);
