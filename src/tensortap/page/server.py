@@ -130,7 +130,7 @@ def _static(request: Request) -> Response:
 
 
 def _file(request: Request, path: Path, media: str, cache: str) -> Response:
-    """Return a file, compressed once for all browsers, or that theirs is the same."""
+    """Return a file, compressed if the browser accepts that; 304 if its copy is current."""
     changed = path.stat().st_mtime_ns
     headers = {"cache-control": cache, "etag": f'"{changed:x}"', "vary": "accept-encoding"}
     if request.headers.get("if-none-match") == headers["etag"]:
