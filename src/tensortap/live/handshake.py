@@ -1,8 +1,7 @@
 """The sockets of a server, and connections that have not completed the handshake.
 
-CURVE proves that a client has the key before ZeroMQ delivers any message of it. Until then, and
-until its hello, a connection may send only a few KiB and has a deadline. It never holds more than
-one frame, even if nobody has looked at it yet: libzmq reads single commands of the handshake.
+CURVE proves that a client has the key before ZeroMQ delivers any message of it. Until then a
+connection holds at most one frame, and libzmq closes it at a deadline.
 """
 
 from __future__ import annotations
@@ -11,10 +10,8 @@ import collections
 import contextlib
 import resource
 import socket
-import struct
-import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import zmq
 from zmq.utils import z85
@@ -26,10 +23,8 @@ from tensortap.live import keys
 from tensortap.live import messages as wire
 from tensortap.live.address import Address
 
-HANDSHAKE_TIMEOUT = 15.0
-_LONGEST_ROUND = 0.5  # seconds; a server that takes longer was stopped or starved
+HANDSHAKE_TIMEOUT = 15_000  # milliseconds
 _MOST_PENDING = 2048  # connections, as of a large job that starts; of more, the oldest is closed
-_LARGEST_HANDSHAKE = 16 << 10  # bytes; CURVE and the hello take one or two
 _EVENTS = (
     zmq.EVENT_ACCEPTED
     | zmq.EVENT_ACCEPT_FAILED
@@ -59,6 +54,7 @@ def bind_router(
     router.router_mandatory = True
     router.maxmsgsize = wire.LARGEST_FRAME
     router.ipv6 = ":" in address.host
+    router.handshake_ivl = HANDSHAKE_TIMEOUT
     router.set(zmq.HEARTBEAT_IVL, 3000)
     router.set(zmq.HEARTBEAT_TIMEOUT, 15000)
     router.curve_server = True
@@ -100,33 +96,15 @@ def read_nonce(arena: wire.Arena) -> bytes | None:
         return None
 
 
-class PendingSocket(NamedTuple):
-    """A TCP connection whose client has not said hello, or was rejected."""
-
-    deadline: float
-    rejected: bool = False
-
-
 class PendingSockets:
-    """TCP connections that are closed at their deadline, or when they have sent too much."""
+    """TCP connections whose clients have not said hello."""
 
     def __init__(self, rejected: collections.Counter[str]) -> None:
         self._rejected = rejected
-        self._sockets: dict[int, PendingSocket] = {}  # by file descriptor, oldest first
-        self._running = 0.0  # seconds that the server has run for them
-        self._looked = time.monotonic()
+        self._sockets: dict[int, None] = {}  # by file descriptor, oldest first
 
     def __len__(self) -> int:
         return len(self._sockets)
-
-    def _now(self) -> float:
-        """Return the time of deadlines, which stands still while the server does not run.
-
-        Otherwise it would disconnect clients whose messages wait for it when it runs again.
-        """
-        before, self._looked = self._looked, time.monotonic()
-        self._running += min(self._looked - before, _LONGEST_ROUND)
-        return self._running
 
     def read(self, monitor: zmq.Socket[bytes]) -> Iterator[int]:
         """Note new and failed connections; yield the descriptors of closed ones."""
@@ -138,7 +116,7 @@ class PendingSockets:
             event, fd = message["event"], message["value"]
             if event == zmq.EVENT_ACCEPTED:
                 self.done(fd)
-                self._sockets[fd] = PendingSocket(self._now() + HANDSHAKE_TIMEOUT)
+                self._sockets[fd] = None
             elif event == zmq.EVENT_DISCONNECTED:
                 self.done(fd)
                 yield fd
@@ -154,62 +132,19 @@ class PendingSockets:
         # training needs file descriptors as well
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = _MOST_PENDING if descriptors < 0 else min(_MOST_PENDING, descriptors // 2)
+        if full:  # no descriptor is left
+            most = min(most, len(self._sockets) // 2)
         while len(self._sockets) > most:
             self._close(next(iter(self._sockets)))
-        if full:  # no descriptor is left: close half, first those that have sent nothing
-            crowd = sorted(self._sockets, key=lambda fd: _received_nbytes(fd) > 0)
-            for fd in crowd[: (len(crowd) + 1) // 2]:
-                self._close(fd)
 
     def done(self, fd: int) -> None:
         """Forget a connection that was closed, or has completed the handshake."""
         self._sockets.pop(fd, None)
 
-    def reject(self, fd: int) -> bool:
-        """Close a connection soon; return whether its client is to be told why.
-
-        It is told once: unread answers would pile up in memory.
-        """
-        before = self._sockets.get(fd)
-        if before is not None and before.rejected:
-            return False
-        # 3 s for the refusal to arrive
-        self._sockets[fd] = PendingSocket(self._now() + 3, rejected=True)
-        return True
-
-    def close_expired(self) -> None:
-        """Close connections that have timed out or have sent too many bytes."""
-        now = self._now()
-        for fd, pending in list(self._sockets.items()):
-            if now > pending.deadline or _received_nbytes(fd) > _LARGEST_HANDSHAKE:
-                self._close(fd)
-
     def _close(self, fd: int) -> None:
-        rejected = self._sockets.pop(fd).rejected
-        self._rejected["handshake timeout"] += not rejected
-        with contextlib.suppress(OSError), _socket_of(fd) as connection:
-            if not rejected:
-                # reset it: one that sends would otherwise wait for room in a buffer
-                linger = struct.pack("ii", 1, 0)
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self.done(fd)
+        self._rejected["too many connections"] += 1
+        connection = socket.socket(fileno=fd)  # not duplicated: there may be no descriptor left
+        with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
-
-
-def _received_nbytes(fd: int) -> int:
-    """Return how many bytes have arrived over a connection; 0 where the system does not tell."""
-    try:
-        with _socket_of(fd) as connection:
-            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
-        return int(struct.unpack_from("=Q", info, 128)[0])  # Linux: tcpi_bytes_received
-    except (OSError, AttributeError, struct.error):
-        return 0
-
-
-@contextlib.contextmanager
-def _socket_of(fd: int) -> Iterator[socket.socket]:
-    """Use the connection of ZeroMQ; the descriptor is not duplicated: there may be none left."""
-    connection = socket.socket(fileno=fd)
-    try:
-        yield connection
-    finally:
         connection.detach()

@@ -109,7 +109,7 @@ class Server:
         items: list[Any] = [(item, zmq.POLLIN) for item in sockets]
         try:
             while not self._closing:
-                pause = 10 if self._disconnected or self._pending else 500
+                pause = 10 if self._disconnected else 500
                 ready: list[Any] = [item for item, _ in zmq.zmq_poll(items, pause)]
                 drained = self._router not in ready or self._receive()
                 self._remove_disconnected(drained)
@@ -122,9 +122,6 @@ class Server:
                     while self._replies:
                         self._send(*self._replies.popleft())
                 self._acknowledge()
-                if self._pending:
-                    self._read_monitor()  # first: a descriptor may be another connection's by now
-                    self._pending.close_expired()
             goodbye = wire.message(wire.GOODBYE, wire.Goodbye())
             for route in list(self._connections):
                 self._send(route, goodbye)
@@ -149,13 +146,13 @@ class Server:
             try:
                 self._handle(route, frames)
             except Refused as error:  # counted where it was raised
-                self._reject(route, frames[-1], str(error))
+                self._reject(route, str(error))
             except WireError as error:
-                self._reject(route, frames[-1], str(error), "invalid message")
+                self._reject(route, str(error), "invalid message")
             except Exception as error:
                 # one client must not disturb the others
                 log.exception("tensortap: a message was rejected because of an error")
-                self._reject(route, frames[-1], f"an error in the server: {error!r}", "error")
+                self._reject(route, f"an error in the server: {error!r}", "error")
         return False
 
     def _handle(self, route: bytes, frames: list[zmq.Frame]) -> None:
@@ -302,13 +299,11 @@ class Server:
                 self._disconnect(connection)
         self._disconnected = waiting
 
-    def _reject(self, route: bytes, frame: zmq.Frame, why: str, reason: str = "") -> None:
+    def _reject(self, route: bytes, why: str, reason: str = "") -> None:
         if reason:
             self.rejected[reason] += 1
-        fd = source_fd(frame)
-        if fd < 0 or self._pending.reject(fd):
-            refusal = wire.Refusal(why[:1000], version=__version__)
-            self._send(route, wire.message(wire.REFUSED, refusal))
+        refusal = wire.Refusal(why[:1000], version=__version__)
+        self._send(route, wire.message(wire.REFUSED, refusal))
         connection = self._connections.get(route)
         if connection is not None:
             self._disconnect(connection)

@@ -100,8 +100,6 @@ def test_mutated_messages(served, caplog, monkeypatch, request, record_property)
         take(route, frames)
 
     monkeypatch.setattr(served, "_handle", counting)
-    # the limit before the hello would end the connection after a few messages
-    monkeypatch.setattr("tensortap.live.handshake._LARGEST_HANDSHAKE", 1 << 40)
 
     @given(seeds.map(random.Random), st.sampled_from([BATCH, 5]))
     @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))

@@ -9,13 +9,12 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from tensortap.api import session as live
 from tensortap.live import handshake
 from tensortap.live import messages as wire
 from tests.live.server.clients import assert_serves
@@ -57,7 +56,7 @@ def send_each(connections: list[socket.socket], nbytes: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("bomb", BOMBS)
 @pytest.mark.attack("endless and silent connections")
-def test_strangers_hold_little_memory(server, bystander, bomb, monkeypatch):
+def test_strangers_hold_little_memory(server, bystander, bomb):
     """A hundred connections send as much as they can, also before the server looks at them."""
     before = rss()
     connections = [socket.create_connection(tuple(server.address), 60) for _ in range(100)]
@@ -65,10 +64,8 @@ def test_strangers_hold_little_memory(server, bystander, bomb, monkeypatch):
         connection.setblocking(False)
         with contextlib.suppress(OSError):
             connection.sendall(BOMBS[bomb])
-    with monkeypatch.context() as late:
-        late.setattr("tensortap.live.handshake._LARGEST_HANDSHAKE", 1 << 40)
-        send_each(connections, wire.LARGEST_FRAME - 1)
-        highest = rss() - before
+    send_each(connections, wire.LARGEST_FRAME - 1)
+    highest = rss() - before
     sent, payload = 0, bytes(64 << 10)
 
     def rejected():
@@ -91,33 +88,19 @@ def test_strangers_hold_little_memory(server, bystander, bomb, monkeypatch):
 
 
 @pytest.mark.attack("endless and silent connections")
-def test_disconnects_silent_connections_after_a_timeout(server, bystander, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(handshake, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(handshake, "_LONGEST_ROUND", 60.0)
+def test_disconnects_silent_connections_after_a_timeout(monkeypatch):
+    monkeypatch.setattr(handshake, "HANDSHAKE_TIMEOUT", 500)
+    server = live.start("127.0.0.1", 0, "64MB")
     silent = [socket.create_connection(tuple(server.address), 60) for _ in range(40)]
     for connection in silent[::2]:
         connection.sendall(CURVE[:50])
-    wait_for(lambda: len(server._pending) == 40)
-    now[0] = handshake.HANDSHAKE_TIMEOUT
-    assert_serves(server)
-    assert not server.rejected
-    now[0] += 0.1
     for connection in silent:
         with connection:
             while connection.recv(4096):
                 pass  # until the server closes
-    assert server.rejected["handshake timeout"] == 40
-
-
-def test_nobody_is_late_while_the_server_is_stopped(server, bystander, monkeypatch):
-    """A machine may be suspended, and another program may take all processors for a while."""
-    with socket.create_connection(tuple(server.address), 5):
-        wait_for(lambda: len(server._pending) == 1)
-        later = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000)
-        monkeypatch.setattr(handshake, "time", later)
-        assert_serves(server)
-        assert not server.rejected
+    wait_for(lambda: server.rejected["failed handshake"] == 40)
+    assert_serves(server)
+    server.close()
 
 
 @pytest.mark.attack("endless and silent connections")
@@ -126,7 +109,7 @@ def test_many_silent_connections_take_few_descriptors(server, bystander, monkeyp
     monkeypatch.setattr("tensortap.live.handshake._MOST_PENDING", 50)
     before = len(os.listdir("/proc/self/fd"))
     silent = [socket.create_connection(tuple(server.address), 60) for _ in range(200)]
-    wait_for(lambda: server.rejected["handshake timeout"] == 150)
+    wait_for(lambda: server.rejected["too many connections"] == 150)
     wait_for(lambda: len(os.listdir("/proc/self/fd")) - before - len(silent) <= 50)
     assert_serves(server)
     for connection in silent:
@@ -139,10 +122,10 @@ FEW_DESCRIPTORS = """
     others = [open("/dev/null") for _ in range(128)]  # the rest is not enough for pending ones
     from tensortap.api import session as live
     from tensortap.live import handshake
-    handshake.HANDSHAKE_TIMEOUT = 1000  # only connections without room are closed
+    handshake.HANDSHAKE_TIMEOUT = 1_000_000  # only connections without room are closed
     server = live.start("127.0.0.1", 0, "64MB")
     print(server.address.port, flush=True)
-    while not server.rejected["handshake timeout"]:
+    while not server.rejected["too many connections"]:
         time.sleep(0.01)
     print("full", flush=True)
     sys.stdin.readline()
