@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import tensortap as tap
-from tensortap.alerts.alert import Alert, record_of
-from tensortap.alerts.explanation import ChainLink, Operand, OperationExplanation
+from tensortap.alerts.alert import Alert, ChainLink, Operand, OperationExplanation, record_of
 from tensortap.capture.pipeline import pipeline
 from tensortap.core.record import Kind
 from tensortap.rooms.ops.why import why_text

@@ -14,12 +14,12 @@ from tensortap.core.files import plain
 from tensortap.core.limits import format_size
 from tensortap.core.record import Kind, Record
 from tensortap.live.answers import ClientRow, NameRow, Overview
-from tensortap.text.tensors import FittedTable, number, sparkline, styled
+from tensortap.text.tensors import FittedTable, sparkline, styled
 
 if TYPE_CHECKING:
     from tensortap.api.run import Run
 
-_WIDE = 100  # columns of a terminal that has room for counts and rates
+_WIDE = 100  # columns of a terminal that has room for counts
 _MOST_CLIENTS = 20
 _MOST_NAMES = 200
 _SHORT_TREND = 8
@@ -55,7 +55,7 @@ class Rates:
 
 
 def names_table(rows: Sequence[NameRow], more: int = 0) -> FittedTable:
-    """Return names with their latest record; a wide terminal also shows counts and rates."""
+    """Return names with their latest record; a wide terminal also shows counts."""
     return FittedTable(lambda width: _names_table(rows, more, width >= _WIDE))
 
 
@@ -71,8 +71,6 @@ def _names_table(rows: Sequence[NameRow], more: int, wide: bool) -> Table:
         (True, "step", {"justify": "right", "style": "cyan"}, lambda r: str(r.head.step)),
         (any(row.trend for row in rows), "trend", {"no_wrap": True, "min_width": _SHORT_TREND},
          lambda r: _trend(r.trend[trend])),
-        (wide and any(row.rate for row in rows), "per second",
-         {"justify": "right", "no_wrap": True}, lambda r: number(r.rate) if r.rate else ""),
         # evictions are always shown
         (wide or any(row.evicted for row in rows), "records", {"justify": "right"},
          lambda r: f"{r.records} (+{r.evicted} evicted)" if r.evicted else str(r.records)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,8 +53,7 @@ class ClientRow(msgspec.Struct, frozen=True):
 class NameRow(msgspec.Struct, frozen=True):
     """A name with its latest record, as text in `line`; `head` is that record without its value.
 
-    `trend` has one number for each of the last records that has one, see `number_of`. `rate` is
-    captures per second.
+    `trend` has one number for each of the last records that has one, see `number_of`.
     """
 
     head: Record
@@ -63,7 +61,6 @@ class NameRow(msgspec.Struct, frozen=True):
     evicted: int
     line: str
     trend: tuple[float, ...] = ()
-    rate: float = 0.0
 
 
 class Overview(msgspec.Struct, frozen=True):
@@ -160,17 +157,6 @@ def number_of(record: Record) -> float | None:
     return stats.min if stats.count == 1 else stats.rm2
 
 
-def captures_per_second(records: Sequence[Record], now_ns: int | None = None) -> float:
-    """Return the recent capture rate; 0 once captures have stopped."""
-    if len(records) < 2:
-        return 0.0
-    now = time.time_ns() if now_ns is None else now_ns
-    interval = max((records[-1].time_ns - records[0].time_ns) / (len(records) - 1), 1.0)
-    if now - records[-1].time_ns > max(4 * interval, 2e9):
-        return 0.0
-    return 1e9 / interval
-
-
 def _name_row(tail: Sequence[Record], held: int, evicted: dict[str, int]) -> NameRow:
     record = tail[-1]
     # without a reference to its value
@@ -181,8 +167,7 @@ def _name_row(tail: Sequence[Record], held: int, evicted: dict[str, int]) -> Nam
             _lines.clear()
         line = _lines[key] = record_line(record)
     numbers = tuple(n for n in map(number_of, tail) if n is not None) if len(tail) > 1 else ()
-    rate = captures_per_second(tail)
-    return NameRow(_head(record), held, evicted.get(record.name, 0), line, numbers, rate)
+    return NameRow(_head(record), held, evicted.get(record.name, 0), line, numbers)
 
 
 def _client_row(client: ClientState) -> ClientRow:

@@ -27,12 +27,3 @@ def test_number_of_a_record():
     assert math.isnan(of(np.inf))
     assert of() is None
     assert answers.number_of(record(0, "words")) is None
-
-
-def test_captures_per_second():
-    each = [record(i, 1.0) for i in range(5)]
-    assert answers.captures_per_second(each, 4_500_000_000) == 1.0
-    assert answers.captures_per_second(each, 60 * 10**9) == 0.0
-    assert answers.captures_per_second(each[:1]) == 0.0
-    simultaneous = [record(1, 1.0)] * 3
-    assert answers.captures_per_second(simultaneous, 10**9) == 1e9

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from tensortap.alerts.alert import Alert, verdict_of
-from tensortap.alerts.explanation import OperationExplanation
+from tensortap.alerts.alert import Alert, OperationExplanation, verdict_of
 from tensortap.core.files import plain
 from tensortap.rooms.report.html_file import escape, html_table, section
 
