@@ -200,7 +200,6 @@ def exp_hist(
     kind: str = "bar",
     rank: int | str | None = None,
     dtype_annotation: Formats = None,
-    over: str | None = None,
     log: bool = False,
     col_wrap: int | None = None,
     theme: str = "light",
@@ -211,7 +210,7 @@ def exp_hist(
     `dtype_annotation` draws the range of a number format (``"float8_e4m3fn"``), of several, or of
     the dtype that a tensor had (True), with the shares that it would lose. `kind` is ``"bar"``,
     ``"line"`` or ``"kde"``, a density smoothed over half a power of two. Several `tt` get panels
-    of their own. ``over="steps"`` draws all steps as a heatmap.
+    of their own.
     """
     check_options(theme, col_wrap)
     table, names, _ = choose_facets(source, df, tt, layer)
@@ -219,8 +218,7 @@ def exp_hist(
     first = next(iter(names))
     figure = exponents_figure(
         table, name=names, kind=first, step=choose_step(table, first, names[first], step),
-        rank=rank, dtype_annotation=dtype_annotation, shape=kind, over=over, log=log,
-        col_wrap=col_wrap,
+        rank=rank, dtype_annotation=dtype_annotation, shape=kind, log=log, col_wrap=col_wrap,
     )  # fmt: skip
     return plotly_figure(figure, theme)
 
