@@ -15,8 +15,8 @@ from ipywidgets.widgets.widget import _remove_buffers
 import tensortap as tap
 from tensortap.core.errors import MissingExtra, NotFound
 from tensortap.core.history import History
-from tensortap.page.encoding import untyped
 from tensortap.rooms import figures as viz
+from tensortap.rooms.figures.figures.encoding import untyped
 from tensortap.rooms.figures.interaction import curves_of
 from tests.figures.conftest import HOSTILE, training
 

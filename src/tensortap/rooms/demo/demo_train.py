@@ -21,6 +21,7 @@ _WORDS, _HALF = 16, 10  # different tokens; a sequence is a random half, and the
 
 def train(steps: int, bug: int) -> None:
     """Train a small transformer to repeat a sequence, with everything tracked."""
+
     class Attention(nn.Module):  # type: ignore[misc]
         def __init__(self, width: int, title: str) -> None:
             super().__init__()

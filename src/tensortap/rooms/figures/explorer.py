@@ -13,13 +13,13 @@ import plotly.graph_objects as go
 
 from tensortap.core.errors import NotFound, PatternError
 from tensortap.core.patterns import TypedPattern
-from tensortap.page.encoding import Figure, untyped
 from tensortap.rooms.figures.figures import (
     exponents_figure,
     heatmap_figure,
     lines_figure,
     training_figure,
 )
+from tensortap.rooms.figures.figures.encoding import Figure, untyped
 from tensortap.rooms.figures.figures.exponents import LOGGED
 from tensortap.rooms.figures.figures.theme import message_figure, themed
 from tensortap.table.table import Table

@@ -28,7 +28,6 @@ from tensortap.core.errors import MissingExtra, NotFound, TensortapError
 from tensortap.core.record import Kind
 from tensortap.core.rooms import offer
 from tensortap.live.reader import LiveReader
-from tensortap.page.encoding import with_arrays
 from tensortap.rooms.figures.figures import (
     exponents_figure,
     heatmap_figure,
@@ -36,6 +35,7 @@ from tensortap.rooms.figures.figures import (
     tensor_figure,
     training_figure,
 )
+from tensortap.rooms.figures.figures.encoding import with_arrays
 from tensortap.rooms.figures.figures.exponents import Formats
 from tensortap.rooms.figures.figures.theme import themed
 from tensortap.table.columns import VALUE
@@ -53,7 +53,7 @@ from tensortap.table.table import Table, table_of
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from tensortap.page.encoding import Figure
+    from tensortap.rooms.figures.figures.encoding import Figure
 
 Tensors = Kind | str | Iterable[Kind | str] | None
 _UNSET: Any = object()

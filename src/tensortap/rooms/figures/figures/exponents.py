@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensortap.page.encoding import Figure, share, some_names, text, typed
+from tensortap.page.encoding import typed
+from tensortap.rooms.figures.figures.encoding import Figure, share, some_names, text
 from tensortap.rooms.figures.figures.parts import (
     FLAT_AXIS,
     PanelGrid,
