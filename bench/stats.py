@@ -99,7 +99,7 @@ def block_formats() -> list[Row]:
     import torch
     from tests.stats.test_blocks import hostile, torchao_cast, torchao_values
 
-    from tensortap.rooms.formats.blocks import BLOCK_FORMATS, quantize_array
+    from tensortap.rooms.formats.blocks import BLOCK_FORMATS, quantize_error
 
     torch.set_num_threads(2)
     rows = []
@@ -107,7 +107,7 @@ def block_formats() -> list[Row]:
         x = np.random.default_rng(0).standard_normal((1 << 15, 64), np.float32)
         ours, base = in_turns(
             7,
-            lambda name=name, x=x: time_of(lambda: quantize_array(x, name)),
+            lambda name=name, x=x: time_of(lambda: quantize_error(x, name)),
             lambda name=name, x=x: time_of(lambda: torchao_cast(x, name)),
         )
         checked = wrong = 0
@@ -116,7 +116,7 @@ def block_formats() -> list[Row]:
             given = given[np.isfinite(given).all(axis=1)]
             values, _ = torchao_values(given, name)
             checked += given.size
-            found = quantize_array(given, name).values
+            found = quantize_error(given, name).values
             wrong += int((found.view(np.uint32) != values.view(np.uint32)).sum())
         note = f"{wrong} of {checked:,} hostile values differ"
         rows.append(Row(f"losses in {name} ÷ torchao's cast", 0.2, True, ours, base, note=note))

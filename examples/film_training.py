@@ -42,7 +42,7 @@ def main(folder: str = "films") -> None:
     )  # fmt: skip
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     look = {"size": (480, 360), "fps": 20, "format": "gif"}
-    surface = tap.Recorder(folder, mode="surface", colormap="aurora", range=(-1, 1), **look)
+    surface = tap.Recorder(folder, mode="surface", range=(-1, 1), **look)
     image = tap.Recorder(folder, mode="image", **look)
     filmed = {math.ceil(frame**1.25) for frame in range(FRAMES)}
     with surface, image:

@@ -51,9 +51,7 @@ WRONG = {
         "--host": "no.such.host.invalid 999.1.1.1", "--port": "x -1 70000",
         "--memory": "x 0 -1 0% 999% -5GB",
     },
-    "show": {
-        "--step": "x 99 -1", "--rank": "x 99 -1", "--kind": "x Weight", "--at": "x 9 0,0,0",
-    },
+    "show": {"--step": "x 99 -1", "--rank": "x 99 -1", "--kind": "x Weight"},
     "top": {"--interval": "x 0 -1 nan"},
     "view": {
         "--host": "no.such.host.invalid 999.1.1.1", "--port": "x -1 70000", "--name": "a/b ''",

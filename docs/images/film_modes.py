@@ -55,7 +55,7 @@ def main() -> None:
         for i, x in enumerate(tensors):
             frame = painter.draw(record(x.astype(np.float32), name, 350 - len(tensors) + i))
         frames.append(Image.fromarray(frame[..., :3].copy()))
-    painter = Painter(Style(size=SIZE, mode="surface", theme="light", colormap="ember"))
+    painter = Painter(Style(size=SIZE, mode="surface", theme="light"))
     _, _, (hills,) = films()[1]
     frame = painter.draw(record(hills.astype(np.float32), "surface, theme light", 350))
     frames.append(Image.fromarray(frame[..., :3].copy()))

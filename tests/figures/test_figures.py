@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from tensortap.alerts import Alert
 from tensortap.core.errors import NotFound
 from tensortap.core.record import Kind, Record
-from tensortap.page.encoding import labels, share, typed, untyped
+from tensortap.page.encoding import typed
 from tensortap.rooms.figures.figures import (
     exponents_figure,
     heatmap_figure,
@@ -24,6 +24,7 @@ from tensortap.rooms.figures.figures import (
     sparkline,
     training_figure,
 )
+from tensortap.rooms.figures.figures.encoding import labels, share, untyped
 from tensortap.rooms.figures.figures.parts import decimate
 from tensortap.rooms.figures.figures.theme import COLORS, DARK, dark_colors, themed
 from tensortap.rooms.formats.losses import limits, shares
@@ -51,11 +52,8 @@ def every_figure(table):
     yield lines_figure(table, names=LAYERS, metrics=["rm2"], panels="name", col_wrap=2, **common)
     yield heatmap_figure(table, metric="rm2", step=3, **common)
     yield heatmap_figure(table, metric="mean", inc=4, **common)
-    for over in (None, "steps"):
-        for dtype in (None, "float8_e4m3fn"):
-            yield exponents_figure(
-                table, name=LAYERS[3], step=4, over=over, dtype_annotation=dtype, **common
-            )
+    for dtype in (None, "float8_e4m3fn"):
+        yield exponents_figure(table, name=LAYERS[3], step=4, dtype_annotation=dtype, **common)
     yield exponents_figure(table, name=LAYERS, step=7, dtype_annotation="float8_e5m2", **common)
     yield training_figure(table, step=3)
 
@@ -79,7 +77,7 @@ def test_escapes_names(table):
             assert "<img" not in trace.get("name", "")
             if isinstance(trace.get("y"), list):
                 assert not any("<img" in y for y in strings(trace["y"]))
-    assert markup >= 5
+    assert markup >= 4
 
 
 def test_dark_figures_have_no_light_color(table):
@@ -357,39 +355,11 @@ def test_sums_ranks_of_a_step():
     assert (sum(both["customdata"]), sum(one["customdata"])) == (512, 256)
 
 
-def test_draws_exponents_over_all_steps(table):
-    figure = exponents_figure(table, name="embed", kind=ACTIVATION, step=5, over="steps")
-    cells = figure["data"][0]
-    shares = untyped(cells["customdata"])
-    assert untyped(cells["x"]).tolist() == list(range(12))
-    assert np.allclose(shares.sum(axis=0), 100, atol=1e-3)
-
-
-def test_marks_steps_that_are_not_finite(table):
-    wanted = {"name": "blocks.0.down", "kind": ACTIVATION, "step": 5}
-    marks = [
-        t for t in exponents_figure(table, over="steps", **wanted)["data"] if t["type"] == "scatter"
-    ]
-    assert [(t["x"], t["customdata"]) for t in marks] == [([7], [3])]
-    # only NaN from step 2 on: these steps are painted
-    broken = [
-        Record("h", Kind.GRADIENT, s, 0, s, 0, 1, s, stats=summarize_array(x.astype("f4")))
-        for s, x in enumerate([np.ones(4), np.ones(4), np.full(4, np.nan), np.full(4, np.nan)])
-    ]
-    figure = exponents_figure(table_of(broken), name="h", kind="Gradient", step=0, over="steps")
-    flat = [t for t in figure["data"] if t["type"] == "heatmap"][1]
-    assert np.isnan(untyped(flat["z"])).tolist() == [[True, True, False, False]]
-    none = exponents_figure(table_of(broken[2:]), name="h", kind="Gradient", step=2, over="steps")
-    assert none["layout"]["annotations"][0]["text"] == "no value of h (Gradient) is finite"
-
-
 def test_explains_missing_exponents(table):
     figure = exponents_figure(table, name="embed", kind=ACTIVATION, step=99)
     assert figure["layout"]["annotations"][0]["text"].startswith("no exponents of embed")
     with pytest.raises(NotFound, match="no float format"):
         exponents_figure(table, name="embed", kind=ACTIVATION, step=1, dtype_annotation="float9")
-    with pytest.raises(ValueError, match="over must be 'steps'"):
-        exponents_figure(table, name="embed", kind=ACTIVATION, step=1, over="time")
 
 
 # -- training ------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import sys
@@ -16,8 +15,8 @@ from ipywidgets.widgets.widget import _remove_buffers
 import tensortap as tap
 from tensortap.core.errors import MissingExtra, NotFound
 from tensortap.core.history import History
-from tensortap.page.encoding import untyped
 from tensortap.rooms import figures as viz
+from tensortap.rooms.figures.figures.encoding import untyped
 from tensortap.rooms.figures.interaction import curves_of
 from tests.figures.conftest import HOSTILE, training
 
@@ -139,22 +138,6 @@ def test_refresh_reads_new_records():
     assert shown.refresh()
     assert (shown.step.value, shown.figure.layout.meta["step"]) == (1, 1)
     assert np.asarray(shown.loss.data[0].x).tolist() == [0, 1, 2, 3, 4, 5]
-
-
-def test_follow_refreshes_by_itself():
-    async def session():
-        history = History(1 << 30)
-        history.write(training(range(3)))
-        shown = viz.interactive(viz.scalar_line, history, layer="embed", follow=0.01)
-        history.write(training(range(3, 4)))
-        seen = asyncio.Event()
-        shown.step.observe(lambda _: seen.set(), "options")
-        await asyncio.wait_for(seen.wait(), 60)
-        assert 3 in shown.step.options
-        shown.follow(0)
-        assert shown._task is None
-
-    asyncio.run(session())
 
 
 @pytest.mark.parametrize(

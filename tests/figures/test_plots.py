@@ -123,9 +123,6 @@ def test_number_formats_of_exponent_histograms(run_path):
     assert re.search("float8_e4m3fn: .*underflow.*<br>float8_e5m2: ", text)
     for none in (None, False, []):
         assert not words(none)[0].layout.shapes
-    assert len(words(True, over="steps")[0].layout.shapes) == 4
-    with pytest.raises(ValueError, match="over='steps' can show one number format"):
-        words(["float16", "float32"], over="steps")
     with pytest.raises(NotFound, match="no float format is called 'int8'"):
         words(["float16", "int8"])
 

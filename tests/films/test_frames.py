@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 
 from tensortap.core.record import Kind, Number, Summary, TensorData
-from tensortap.rooms.figures.colors import (
+from tensortap.rooms.figures.reals import reals, shrink
+from tensortap.rooms.films.colors import (
     NAN_COLOR,
     NEGINF_COLOR,
     POSINF_COLOR,
+    SEQUENTIAL,
     THEMES,
     color_table,
 )
-from tensortap.rooms.figures.reals import reals, shrink
 from tensortap.rooms.films.frames import Painter, mode_for
 from tensortap.rooms.films.pictures import FrameContent
 from tensortap.rooms.films.style import MODES, Style
@@ -87,8 +88,8 @@ def test_chooses_the_mode_by_shape():
 
 def test_draws_every_cell_in_its_place():
     """The cells of a diagonal of ones have the color of 1, all others that of 0."""
-    frame = draw(np.eye(8), colormap="aurora", range=(0, 1), size=(400, 300))
-    top, bottom = color_table("aurora")[-1], color_table("aurora")[0]
+    frame = draw(np.eye(8), range=(0, 1), size=(400, 300))
+    top, bottom = color_table(SEQUENTIAL)[[-1, 0]]
     rows, columns = np.nonzero(near(frame, top, 0))
     zero = near(frame, bottom, 0)
     square = columns < np.nonzero(zero)[1].max() + 60  # without the color bar

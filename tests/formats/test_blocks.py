@@ -12,7 +12,7 @@ import pytest
 import tensortap as tap
 from tensortap.core.errors import NotFound
 from tensortap.rooms.formats import blocks
-from tensortap.rooms.formats.blocks import BLOCK_FORMATS, quantize_array
+from tensortap.rooms.formats.blocks import BLOCK_FORMATS, quantize_error
 
 WIDTH = 64
 
@@ -76,7 +76,7 @@ def test_values_are_those_of_torchao(name):
     x = x[np.isfinite(x).all(axis=1)]
     assert len(x) > 3000
     values, scale = torchao_values(x, name)
-    found = quantize_array(x, name)
+    found = quantize_error(x, name)
     assert found.values.tobytes() == values.tobytes()
     assert found.scale.tobytes() == scale.tobytes()
 
@@ -86,7 +86,7 @@ def test_elements_are_those_of_ml_dtypes(name):
     x = hostile(2, 500)
     x = x[np.isfinite(x).all(axis=1)]
     dtype = getattr(ml_dtypes, BLOCK_FORMATS[name])
-    found = quantize_array(x, name)
+    found = quantize_error(x, name)
     scale = np.repeat(found.scale, 32, axis=-1)
     largest = float(ml_dtypes.finfo(dtype).max)
     with np.errstate(over="ignore", under="ignore"):
@@ -101,10 +101,10 @@ def test_numpy_and_every_variant_of_the_kernel_agree(name, monkeypatch):
     before, found = kernel.variant(), []
     for variant in kernel.variants():
         kernel.use(variant)
-        found.append(quantize_array(x, name))
+        found.append(quantize_error(x, name))
     kernel.use(before)
     monkeypatch.setattr(blocks, "kernel", None)
-    found.append(quantize_array(x, name))
+    found.append(quantize_error(x, name))
     for other in found[1:]:
         nan = np.isnan(found[0].values)
         assert np.array_equal(nan, np.isnan(other.values))
@@ -167,21 +167,9 @@ def test_wrong_arguments_are_named():
         tap.viz.quantize_error(np.ones(3, complex), "mxfp4")
 
 
-def test_in_a_run(tmp_path):
-    import torch
-
+def test_a_run_has_no_values_to_judge(tmp_path):
     path = tap.init(tmp_path)
-    model = torch.nn.Linear(32, 8)
-    with tap.track(model, tensors=r"^weight$") as tracker:
-        model(torch.ones(2, 32)).sum().backward()
-        weight = model.weight.detach().numpy().copy()
-        tracker.step()
+    tap.catch(np.ones(4), "x")
     tap.finish()
-    run = tap.open(path)
-    row = run.formats("mxfp4", kind="Weight").iloc[0]
-    want = tap.viz.quantize_error(weight, "mxfp4")
-    assert (row["name"], row["sqnr"], row["worst"]) == (
-        "weight", want.totals()["sqnr"], want.worst,
-    )  # fmt: skip
-    with pytest.raises(NotFound, match="no float tensor was kept whole, as nvfp4 needs"):
-        run.formats("nvfp4", kind="Gradient")
+    with pytest.raises(NotFound, match=r"needs values: tap.viz.quantize_error\(run.get\(name\)"):
+        tap.open(path).formats("mxfp4")

@@ -206,14 +206,12 @@ class Run(Values):
         """Return what each tensor would lose in a format (``"float8_e4m3fn"``), and its best scale.
 
         By default for the latest step of each tensor; `step` is another one, or ``"all"``. All
-        ranks and calls of a step count together. `name` is a regular expression. A block format
-        (``"mxfp8_e4m3"``, ``"nvfp4"``) needs values: one row per tensor that was kept whole.
+        ranks and calls of a step count together. `name` is a regular expression. Block
+        formats need values: see `tap.viz.quantize_error`.
         """
         need_pandas("run.formats()")
         table = self.table(compute=compute)
-        frame: pd.DataFrame = offer("run.formats")(
-            self.reader, table, dtype, name=name, kind=kind, step=step
-        )
+        frame: pd.DataFrame = offer("run.formats")(table, dtype, name=name, kind=kind, step=step)
         return frame
 
     @checked

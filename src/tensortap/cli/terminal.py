@@ -36,7 +36,7 @@ def print_json(value: Any) -> None:
 def parse_numbers(text: str, option: str, example: str) -> tuple[int, ...]:
     """Return the integers of ``0,3``; raise TensortapError, naming the option, if it is not that.
 
-    >>> parse_numbers("0,3", "--at", "0,3")
+    >>> parse_numbers("0,3", "--ranks", "0,1")
     (0, 3)
     """
     try:

@@ -1,4 +1,4 @@
-"""Routes for the list of runs, and for the names, alerts and receipt of one run."""
+"""Routes for the list of runs, and for the verdict, names, alerts and receipt of one run."""
 
 from __future__ import annotations
 
@@ -6,22 +6,37 @@ import collections
 import dataclasses
 import os
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow.compute as pc
 
-from tensortap.alerts.alert import NO_VERDICT, verdict_key, verdict_of, verdicts_of
+from tensortap.alerts.alert import (
+    HINT,
+    NO_VERDICT,
+    WHY,
+    Alert,
+    verdict_key,
+    verdict_of,
+    verdicts_of,
+)  # fmt: skip
+from tensortap.alerts.rules import LIMITS, active_rules
 from tensortap.capture.pipeline import pipeline
 from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.record import Kind
-from tensortap.page.catalog import SessionEntry, describe_entry
+from tensortap.core.rooms import offers
+from tensortap.page.catalog import CatalogEntry, SessionEntry, describe_entry
 from tensortap.page.responses import PageRequest, PageRoute
 from tensortap.runs.run_reader import RunReader
+from tensortap.table.table import Table
 
 _MAX_TENSORS = 5000
 _MAX_ALERTS = 2000
+_MAX_METRICS = 3
+_MAX_UNSEEN = 20
 _ALERT = ("rule", "name", "step", "rank", "module", "message", "origin", "again")
 
 
@@ -99,6 +114,66 @@ def why(request: PageRequest) -> Any:
     return msgspec.to_builtins(verdict)
 
 
+# -- summary -------------------------------------------------------------------------------
+
+
+def summary(request: PageRequest) -> dict[str, Any]:
+    """Return the state of a run, how long it took, its last numbers, and the first problem."""
+    entry = request.entry
+    table = entry.table()
+    steps = table.steps()
+    steps = steps[steps >= 0]  # initial weights are those of step -1
+    hints = table.alerts(HINT)
+    unseen = [alert for alert in hints if alert.rule in LIMITS]
+    problems = [a for a in entry.alerts() if a.rule != WHY and a.rule not in LIMITS]
+    first = min(problems, key=lambda alert: alert.step, default=None)
+    return {
+        "state": entry.state,
+        "steps": len(steps),
+        "last_step": int(steps[-1]) if len(steps) else None,
+        "seconds": _duration(entry),
+        "metrics": _last_numbers(table),
+        "rules": len(active_rules(entry.reader())),
+        "problems": len(problems),
+        "problem_rules": len({alert.rule for alert in problems}),
+        "first": None if first is None else _row(first),
+        "hints": len(hints) - len(unseen),
+        "unseen": [_row(alert) for alert in unseen[:_MAX_UNSEEN]],
+        "unseen_total": len(unseen),
+    }
+
+
+def _duration(entry: CatalogEntry) -> float:
+    """Return the seconds from the start of a run to its end, or until it was last written to."""
+    if isinstance(entry, SessionEntry):
+        return max(0.0, time.time() - entry.overview().started)
+    info = entry.reader().info
+    ended = (
+        entry.last_written if info.ended is None else datetime.fromisoformat(info.ended).timestamp()
+    )
+    return max(0.0, ended - datetime.fromisoformat(info.started).timestamp())
+
+
+def _last_numbers(table: Table) -> list[dict[str, Any]]:
+    """Return the last value of the training curves, the loss first."""
+    curves: dict[str, Any] = next((make(table) for make in offers("page.curves")), {})
+    names = sorted(curves, key=lambda name: "loss" not in name.lower())[:_MAX_METRICS]
+    last = ((name, curves[name][0][-1], curves[name][1][-1]) for name in names)
+    return [
+        {
+            "name": name,
+            "step": int(step),
+            "value": float(value) if np.isfinite(value) else f"{value}",
+        }
+        for name, step, value in last
+    ]
+
+
+def _row(alert: Alert) -> dict[str, Any]:
+    keys = ("rule", "name", "step", "rank", "message", "origin")
+    return {"kind": alert.kind.value, **{key: getattr(alert, key) for key in keys}}
+
+
 # -- receipt ---------------------------------------------------------------------------------
 
 
@@ -171,6 +246,7 @@ def _folder_size(folder: Path) -> int:
 ROUTES = (
     PageRoute("catalog", catalog, cached=False),
     PageRoute("run", run),
+    PageRoute("summary", summary),
     PageRoute("tensor_steps", tensor_steps),
     PageRoute("alerts", alerts),
     PageRoute("why", why),

@@ -30,7 +30,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tensortap.core.errors import MissingExtra, TensortapError
 from tensortap.core.rooms import Room, Tab, folder_of, load, rooms
-from tensortap.page import routes, summary
+from tensortap.page import routes
 from tensortap.page.access_control import AccessControl, AccessMiddleware
 from tensortap.page.catalog import Catalog
 from tensortap.page.jobs import Jobs
@@ -83,7 +83,7 @@ def application(catalog: Catalog, access: AccessControl) -> Any:
             Route("/rooms/{room}/{path:path}", _static),
             Route("/plotly.js", _plotly),
             WebSocketRoute("/push", push),
-            *(each.route() for each in (*routes.ROUTES, *summary.ROUTES, _TAB_ROUTE)),
+            *(each.route() for each in (*routes.ROUTES, _TAB_ROUTE)),
             *(each.route() for room in rooms().values() for each in _routes_of(room)),
         ]
     )

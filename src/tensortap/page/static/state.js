@@ -5,7 +5,7 @@
 // module: the modules that show their operations
 const DEFAULTS = {
   run: "", tab: "summary", step: null, follow: false, q: "", kind: "", rank: "", metric: "",
-  name: [], stat: [], scale: "", by: "", dtype: "", over: "", axes: "", at: "", leaf: "", zoom: "",
+  name: [], stat: [], scale: "", by: "", dtype: "", axes: "", at: "", leaf: "", zoom: "",
   other: "", atol: "", rtol: "", span: "", names: "",
   steps: "", rule: "", why: "", module: [], theme: "", across: "", median: false, open: "",
 };

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tensortap.page.encoding import Figure, Floats, labels, typed
+from tensortap.page.encoding import typed
 from tensortap.rooms.compare.provenance import rows_of
 from tensortap.rooms.compare.report import CompareReport, Difference, gaps
 from tensortap.rooms.compare.text import figures_of_row
+from tensortap.rooms.figures.figures.encoding import Figure, Floats, labels
 from tensortap.rooms.figures.figures.parts import (
     flat_trace,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import typer
 
-from tensortap.core.errors import TensortapError
+from tensortap.core.errors import MissingExtra, TensortapError
 from tensortap.core.record import Kind, Record
 
 if TYPE_CHECKING:
@@ -38,12 +39,11 @@ def demo(
         help="Keep running with a page of the two runs. Default: in a terminal.",
     ),
 ) -> None:
-    """Train a small model twice, once with bugs, and find the bugs with tensortap.
-
-    The model is a transformer if torch is installed, else a NumPy network.
-    """
+    """Train a small transformer twice, once with bugs, and find the bugs with tensortap."""
     from rich.console import Console
 
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtra("the demo trains a model of torch: pip install torch")
     console = Console(highlight=False, markup=False)
     target = folder or Path(tempfile.mkdtemp(prefix="tensortap-demo-"))
     target.mkdir(parents=True, exist_ok=True)
@@ -192,12 +192,9 @@ def _film(console: Console, run: Path, target: Path) -> list[Path]:
     """Film what the transformer attends to; return the files written."""
     from tensortap.api.run import Run
 
-    opened = Run(run)
-    if "attention0" not in opened.names():  # a NumPy network has none
-        return []
     console.rule('run.film("attention0", …): what the transformer attends to, while it learns')
     try:
-        frames = opened.film("attention0", target, fps=10)
+        frames = Run(run).film("attention0", target, fps=10)
     except TensortapError as error:
         console.print(f"no film: {error}", style="yellow")
         return []

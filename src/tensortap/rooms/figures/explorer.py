@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,13 +13,13 @@ import plotly.graph_objects as go
 
 from tensortap.core.errors import NotFound, PatternError
 from tensortap.core.patterns import TypedPattern
-from tensortap.page.encoding import Figure, untyped
 from tensortap.rooms.figures.figures import (
     exponents_figure,
     heatmap_figure,
     lines_figure,
     training_figure,
 )
+from tensortap.rooms.figures.figures.encoding import Figure, untyped
 from tensortap.rooms.figures.figures.exponents import LOGGED
 from tensortap.rooms.figures.figures.theme import message_figure, themed
 from tensortap.table.table import Table
@@ -57,7 +56,6 @@ class Explorer:
         self._step: int | None = chosen["step"]  # the marked step, None until one is chosen
         self._inc, self._col_wrap, self._rank, self._theme = inc, col_wrap, rank, theme
         self._quiet = False  # whether changes of widgets are our own
-        self._task: Any = None
         self._shown: Figure = {"data": [], "layout": {}}
         self._loss_version = -1  # the version of the table that the loss shows
         self.figure, self.detail, self.loss = (go.FigureWidget() for _ in range(3))
@@ -272,19 +270,6 @@ class Explorer:
                 self._step = self.step.value
         self.draw()
         return True
-
-    def follow(self, seconds: float) -> None:
-        """Refresh every so many seconds while the kernel runs; 0 stops it."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-        if seconds > 0:
-            self._task = asyncio.get_running_loop().create_task(self._refresh_forever(seconds))
-
-    async def _refresh_forever(self, seconds: float) -> None:
-        while True:
-            await asyncio.sleep(seconds)
-            self.refresh()
 
 
 def _select(label: str, options: Sequence[str], values: Sequence[str], several: bool) -> Any:

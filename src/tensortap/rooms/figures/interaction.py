@@ -44,7 +44,6 @@ def interactive(
     log: bool | None = None,
     train_stats: Any = None,
     col_wrap: int | None = None,
-    follow: float | None = None,
     theme: str = "light",
 ) -> Explorer:
     """Show a figure with widgets for layers, kind, statistic, step and number format.
@@ -52,7 +51,7 @@ def interactive(
     `f` is ``viz.scalar_line``, ``viz.scalar_global_heatmap`` or ``viz.exp_hist``; the other
     arguments are its own. `train_stats` is a dict, a frame, a series or a dataclass of curves with
     ``steps``, or a run; by default the training statistics of the source. A click on a curve
-    chooses the step. `follow` refreshes every so many seconds, as the button ``refresh`` does once.
+    chooses the step. The button ``refresh`` reads new records.
     """
     view = _VIEWS.get(getattr(f, "__name__", ""))
     if view is None:
@@ -79,13 +78,10 @@ def interactive(
         "step": choose_step(table, kind, own, step) if view == "exponents" else step,
         "dtype": format_names(dtype_annotation), "log": log,
     }  # fmt: skip
-    explorer = Explorer(
+    return Explorer(
         view, table, chosen, functools.partial(curves_of, train_stats, table), inc=inc,
         col_wrap=col_wrap, rank=rank, theme=theme,
     )  # fmt: skip
-    if follow is not None:
-        explorer.follow(follow)
-    return explorer
 
 
 def curves_of(stats: Any, table: Table) -> dict[str, tuple[Any, Any]]:

@@ -28,7 +28,6 @@ from tensortap.core.errors import MissingExtra, NotFound, TensortapError
 from tensortap.core.record import Kind
 from tensortap.core.rooms import offer
 from tensortap.live.reader import LiveReader
-from tensortap.page.encoding import with_arrays
 from tensortap.rooms.figures.figures import (
     exponents_figure,
     heatmap_figure,
@@ -36,6 +35,7 @@ from tensortap.rooms.figures.figures import (
     tensor_figure,
     training_figure,
 )
+from tensortap.rooms.figures.figures.encoding import with_arrays
 from tensortap.rooms.figures.figures.exponents import Formats
 from tensortap.rooms.figures.figures.theme import themed
 from tensortap.table.columns import VALUE
@@ -53,7 +53,7 @@ from tensortap.table.table import Table, table_of
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from tensortap.page.encoding import Figure
+    from tensortap.rooms.figures.figures.encoding import Figure
 
 Tensors = Kind | str | Iterable[Kind | str] | None
 _UNSET: Any = object()
@@ -200,7 +200,6 @@ def exp_hist(
     kind: str = "bar",
     rank: int | str | None = None,
     dtype_annotation: Formats = None,
-    over: str | None = None,
     log: bool = False,
     col_wrap: int | None = None,
     theme: str = "light",
@@ -211,7 +210,7 @@ def exp_hist(
     `dtype_annotation` draws the range of a number format (``"float8_e4m3fn"``), of several, or of
     the dtype that a tensor had (True), with the shares that it would lose. `kind` is ``"bar"``,
     ``"line"`` or ``"kde"``, a density smoothed over half a power of two. Several `tt` get panels
-    of their own. ``over="steps"`` draws all steps as a heatmap.
+    of their own.
     """
     check_options(theme, col_wrap)
     table, names, _ = choose_facets(source, df, tt, layer)
@@ -219,8 +218,7 @@ def exp_hist(
     first = next(iter(names))
     figure = exponents_figure(
         table, name=names, kind=first, step=choose_step(table, first, names[first], step),
-        rank=rank, dtype_annotation=dtype_annotation, shape=kind, over=over, log=log,
-        col_wrap=col_wrap,
+        rank=rank, dtype_annotation=dtype_annotation, shape=kind, log=log, col_wrap=col_wrap,
     )  # fmt: skip
     return plotly_figure(figure, theme)
 

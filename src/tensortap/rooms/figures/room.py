@@ -14,8 +14,5 @@ ROOM = Room(
         Tab("tensors.js", 40),
     ),
     routes="tensortap.rooms.figures.routes:ROUTES",
-    offers={
-        "page.curves": "tensortap.rooms.figures.figures.training:training_curves",
-        "terminal picture": "tensortap.rooms.figures.terminal:heatmap",
-    },
+    offers={"page.curves": "tensortap.rooms.figures.figures.training:training_curves"},
 )

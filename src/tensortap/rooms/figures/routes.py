@@ -99,12 +99,10 @@ def exponents(request: PageRequest) -> dict[str, Any]:
     (table, rank), kind, names = table_and_rank(request), kind_of(request), request.texts("name")
     if not names:
         raise NotFound("choose a name on the left")
-    over = request.text("over") or None
     step = _captured_step(table, kind, names[0], request.integer("step"))
     figure = exponents_figure(
-        table, name=names if len(names) > 1 and over is None else names[0], kind=kind, step=step,
-        rank=rank, dtype_annotation=request.text("dtype") or None, over=over,
-        log=request.text("scale") == "log",
+        table, name=names, kind=kind, step=step, rank=rank,
+        dtype_annotation=request.text("dtype") or None, log=request.text("scale") == "log",
     )  # fmt: skip
     return {**themed(figure, request.theme), "step": step}
 

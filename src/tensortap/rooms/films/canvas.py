@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.core.errors import MissingExtra
-from tensortap.rooms.figures.colors import Rgb, packed
+from tensortap.rooms.films.colors import Rgb, packed
 
 try:
     from PIL import Image, ImageDraw, ImageFont

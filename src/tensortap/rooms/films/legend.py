@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.core.record import Kind, Summary
-from tensortap.rooms.figures.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, STEPS
 from tensortap.rooms.figures.reals import Range
 from tensortap.rooms.films.canvas import Canvas, fitted, text_width
+from tensortap.rooms.films.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, STEPS
 from tensortap.rooms.films.style import Box, FrameLayout, Ticks, cell_ticks, ticks
 from tensortap.text.tensors import number
 

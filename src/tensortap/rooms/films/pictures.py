@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.core.record import Record, Summary, TensorData
-from tensortap.rooms.figures.colors import (
+from tensortap.rooms.figures.reals import Range, counts_of, shares_of, shrink
+from tensortap.rooms.films.canvas import Canvas
+from tensortap.rooms.films.colors import (
     DIVERGING,
     NAN,
     NEGINF,
@@ -20,8 +22,6 @@ from tensortap.rooms.figures.colors import (
     color_table,
     pixel_table,
 )
-from tensortap.rooms.figures.reals import Range, counts_of, shares_of, shrink
-from tensortap.rooms.films.canvas import Canvas
 from tensortap.rooms.films.legend import draw_cell_axes, draw_color_bar, draw_plot_axes
 from tensortap.rooms.films.style import (
     Box,
@@ -114,11 +114,8 @@ class ColorScale:
         self._choose_colors()
 
     def _choose_colors(self) -> None:
-        chosen = self._style.colormap
-        if isinstance(chosen, str) and chosen == "auto":
-            chosen = DIVERGING if self.symmetric else SEQUENTIAL
-        self.table = color_table(chosen)
-        self.pixels = pixel_table(self.table)
+        table = color_table(DIVERGING if self.symmetric else SEQUENTIAL)
+        self.pixels = pixel_table(table)
 
     def update(self, summary: Summary | None) -> None:
         """Adapt the range to the next frame."""

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.core.errors import MissingExtra
-from tensortap.rooms.figures.colors import SEQUENTIAL, STEPS, color_table
 from tensortap.rooms.figures.reals import reals
 from tensortap.rooms.films.canvas import Canvas
+from tensortap.rooms.films.colors import SEQUENTIAL, STEPS, color_table
 from tensortap.rooms.films.legend import draw_plot_axes
 from tensortap.rooms.films.pictures import FrameContent, Picture
 from tensortap.rooms.films.style import (
@@ -56,7 +56,7 @@ class ProjectionPicture(Picture):
         self._axes: tuple[int, NDArray[Any], NDArray[Any]] | None = None
         self._last: tuple[tuple[int, int], NDArray[Any]] | None = None  # shape and points of t-SNE
         self._followers = RangeFollower("follow"), RangeFollower("follow")
-        table = color_table(style.colormap if style.colormap != "auto" else SEQUENTIAL)
+        table = color_table(SEQUENTIAL)
         # without the end that is too close to the background
         start = 0.12 if style.theme == "dark" else 0.0
         self._table = table[[round(start * STEPS + 0.88 * i) for i in range(STEPS)]]

@@ -49,7 +49,6 @@ class Recorder:
         size: tuple[int, int] = (640, 480),
         fps: float = 20,
         mode: str = "auto",
-        colormap: str | Sequence[Any] = "auto",
         range: str | tuple[float, float] = "follow",  # noqa: A002  the word that people expect
         theme: str = "dark",
         legend_color: str | Sequence[int] | None = None,
@@ -64,7 +63,7 @@ class Recorder:
         if max_frames is not None:
             check_count("max_frames", max_frames)
         check_count("open_films", open_films)
-        self.style = Style(size, mode, colormap, range, theme, legend_color)
+        self.style = Style(size, mode, range, theme, legend_color)
         self.folder = Path(folder).absolute()
         self.max_frames, self.open_films = max_frames, open_films
         self._reset()

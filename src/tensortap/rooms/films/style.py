@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tensortap.core.errors import TensortapError
-from tensortap.rooms.figures.colors import THEMES, FilmTheme, color_table, mixed, parse_color
 from tensortap.rooms.figures.reals import Range, nonempty
+from tensortap.rooms.films.colors import THEMES, FilmTheme, mixed, parse_color
 from tensortap.text.tensors import number
 
 MODES = ("auto", "image", "surface", "histogram", "pca", "tsne")
@@ -63,7 +63,6 @@ class Style:
 
     size: tuple[int, int] = (640, 480)
     mode: str = "auto"
-    colormap: str | Sequence[Any] = "auto"
     range: str | tuple[float, float] = "follow"
     theme: str = "dark"
     legend_color: str | Sequence[int] | None = None
@@ -85,8 +84,6 @@ class Style:
         if not isinstance(self.range, str) and not _is_pair(self.range, numbers.Real):
             raise TensortapError(f"range must be a rule or a pair like (-1, 1), got {self.range!r}")
         RangeFollower(self.range)
-        if self.colormap != "auto":
-            color_table(self.colormap)
         if self.legend_color is not None:
             try:
                 parse_color(self.legend_color)

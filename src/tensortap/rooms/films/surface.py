@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tensortap.rooms.figures.colors import NAN, STEPS, Rgb, mixed, packed
 from tensortap.rooms.figures.reals import shares_of, shrink
 from tensortap.rooms.films.canvas import Canvas
+from tensortap.rooms.films.colors import NAN, STEPS, Rgb, mixed, packed
 from tensortap.rooms.films.legend import draw_color_bar
 from tensortap.rooms.films.pictures import (
     ColorScale,

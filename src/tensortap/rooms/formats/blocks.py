@@ -115,19 +115,7 @@ def quantize_error(
     (0.5, [1.0, 0.0, 0.0, 6.0])
     """
     array = array_of(x)
-    if array is None:
-        array = np.asarray(x)
-    return quantize_array(np.atleast_1d(array), format, block=block, axis=axis)
-
-
-def quantize_array(
-    array: NDArray[Any],
-    format: str,  # noqa: A002
-    *,
-    block: int | None = None,
-    axis: int = -1,
-) -> QuantizeError:
-    """Return what an array loses in a block format; see `quantize_error`."""
+    array = np.atleast_1d(np.asarray(x) if array is None else array)
     if format not in BLOCK_FORMATS:
         known = ", ".join(BLOCK_FORMATS)
         raise NotFound(f"no block format is called {format!r}; there are {known}")

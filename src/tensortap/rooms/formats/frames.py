@@ -8,20 +8,17 @@ import numpy as np
 
 from tensortap.core.errors import NotFound
 from tensortap.core.patterns import compile_pattern
-from tensortap.core.record import Kind, TensorData
-from tensortap.rooms.formats.blocks import BLOCK_FORMATS, quantize_array
+from tensortap.core.record import Kind
+from tensortap.rooms.formats.blocks import BLOCK_FORMATS
 from tensortap.rooms.formats.losses import limits, shares
-from tensortap.runs.reader import value_of
 from tensortap.table.columns import Exponents
 from tensortap.table.frames import layer_names, rows_with_statistics, tensor_types
 from tensortap.table.kinds import need_pandas, tensor_type
-from tensortap.values.view import as_numpy
 
 if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-    from tensortap.runs.run_reader import RunReader
     from tensortap.table.table import Table
 
     Integers = NDArray[np.int64]
@@ -30,7 +27,6 @@ _AT_ONCE = 1 << 16  # tensors whose exponent counts are in memory together
 
 
 def formats_of(
-    reader: RunReader,
     table: Table,
     dtype: str,
     *,
@@ -38,15 +34,14 @@ def formats_of(
     kind: Kind | str | None = None,
     step: int | str | None = None,
 ) -> pd.DataFrame:
-    """Return what the chosen tensors of a run would lose in a dtype or in a block format."""
+    """Return one row per tensor and step: the shares lost of nonzero values, and the best scale."""
     need_pandas("run.formats()")
-    target = None if dtype in BLOCK_FORMATS else limits(dtype)
-    keys, rows = _chosen_rows(table, name, kind, step)
-    if target is None:
-        return _block_losses(reader, table, dtype, keys, rows)
     import pandas as pd
 
-    # one row per tensor and step: the shares lost, of the nonzero finite values, and the best scale
+    if dtype in BLOCK_FORMATS:
+        raise NotFound(f"{dtype} needs values: tap.viz.quantize_error(run.get(name), {dtype!r})")
+    target = limits(dtype)
+    keys, rows = _chosen_rows(table, name, kind, step)
     groups = keys.groupby(["name", "tensor_type", "step"], sort=False)
     tensors = groups.size().reset_index().drop(columns=0)
     group = groups.ngroup().to_numpy()
@@ -59,43 +54,6 @@ def formats_of(
     frame = pd.concat([tensors, pd.concat(parts, ignore_index=True)], axis=1)
     frame.insert(list(frame.columns).index("scaled"), "scale", np.exp2(frame["shift"]))
     return frame
-
-
-def _block_losses(
-    reader: RunReader,
-    table: Table,
-    format: str,  # noqa: A002
-    keys: pd.DataFrame,
-    rows: Integers,
-) -> pd.DataFrame:
-    """Return one row per float tensor that was kept whole: `QuantizeError.totals` of its values.
-
-    Blocks lie along the last axis. ``worst`` is the index of the worst block.
-    """
-    import pandas as pd
-
-    heads = {
-        (head.rank, head.seq): head
-        for _, records in reader.by_name({table.names[n]: None for n in table.name[rows]})
-        for head in records
-    }
-    found: list[dict[str, Any]] = []
-    for key, row in zip(keys.to_dict("records"), rows.tolist(), strict=True):
-        place = int(table.rank[row]), int(table.seq[row])
-        value = value_of(reader.load(heads[place]))
-        if not isinstance(value, TensorData) or not value.dtype.startswith(("float", "bfloat")):
-            continue
-        lost = quantize_array(as_numpy(value).reshape(value.shape or (1,)), format)
-        found.append(
-            {**key, "rank": place[0], "call": int(table.call[row]), "values": lost.values.size}
-            | {**lost.totals(), "worst": lost.worst}
-        )
-    if not found:
-        raise NotFound(
-            f"no float tensor was kept whole, as {format} needs: tap.track(..., tensors=True) "
-            "keeps them"
-        )
-    return pd.DataFrame(found)
 
 
 def _chosen_rows(

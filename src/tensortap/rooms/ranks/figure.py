@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tensortap.page.encoding import Figure, Floats, Integers, labels, template_text, typed
+from tensortap.page.encoding import typed
+from tensortap.rooms.figures.figures.encoding import Figure, Floats, Integers, labels, template_text
 from tensortap.rooms.figures.figures.heatmap import color_bar, color_range, column_range
 from tensortap.rooms.figures.figures.parts import marks_trace, whole_ticks
 from tensortap.rooms.figures.figures.theme import COLORS, layout, message_figure, scale

@@ -64,7 +64,7 @@ function alertRow(alert) {
   const isMetric = kind === "Metric";
   const target = RANK_RULES.includes(alert.rule)
     ? { tab: "ranks", across: "", ...(isMetric ? {} : { name: [name], kind }) }
-    : isMetric ? { tab: "overview" } : { tab: "exponents", name: [name], kind, over: "" };
+    : isMetric ? { tab: "overview" } : { tab: "exponents", name: [name], kind };
   const open = () => set({ ...target, step, follow: false }, true);
   const onkeydown = (event) => event.key === "Enter" && open();
   const detail = (text) => h("div", { class: "dim" }, text);

@@ -68,7 +68,7 @@ function conclusion({ problems, problem_rules: kinds, hints, rules, first, unsee
 
 function openPlace({ name, kind, step }) {
   const place = kind === "Metric" ? { tab: "lines", kind, name: [name], stat: ["value"] }
-    : { tab: "exponents", kind, name: [name], over: "" };
+    : { tab: "exponents", kind, name: [name] };
   set({ ...place, step, follow: false }, true);
 }
 

@@ -43,7 +43,7 @@ const shortLine = (line) => line.split("/").at(-1);
 const operationLink = (name) => h("a", {
   class: "mono", href: "#", onclick(event) {
     event.preventDefault();
-    set({ tab: "exponents", kind: "Op", name: [name], over: "" }, true);
+    set({ tab: "exponents", kind: "Op", name: [name] }, true);
   },
 }, name);
 

@@ -1,4 +1,4 @@
-"""Exponent histograms at one step, and of one tensor over all steps, with ranges of formats."""
+"""Exponent histograms at one step, with ranges of formats."""
 
 from __future__ import annotations
 
@@ -8,34 +8,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensortap.page.encoding import Figure, Integers, share, some_names, text, typed
+from tensortap.page.encoding import typed
+from tensortap.rooms.figures.figures.encoding import Figure, share, some_names, text
 from tensortap.rooms.figures.figures.parts import (
     FLAT_AXIS,
     PanelGrid,
     axis_id,
     axis_name,
-    flat_trace,
     left_out_note,
-    marks_trace,
     panel_grid,
     panel_title,
-    step_line,
 )
-from tensortap.rooms.figures.figures.theme import (
-    COLORS,
-    LEGEND_RIGHT,
-    colored,
-    layout,
-    message_figure,
-    scale,
-)
+from tensortap.rooms.figures.figures.theme import COLORS, colored, layout, message_figure
 from tensortap.rooms.formats.losses import Limits, has_limits, limits, losses
 from tensortap.table.columns import Exponents
 from tensortap.table.table import Table, locked
-from tensortap.text.tensors import number as spelled
 
 _MAX_PANELS = 48
-_COLUMNS = 500  # columns of the heatmap over steps
 
 Formats = bool | str | Sequence[str] | None
 LOGGED = "logged dtype"  # the dtype that each tensor had
@@ -64,7 +53,6 @@ def exponents_figure(
     rank: int | None = None,
     dtype_annotation: Formats = None,
     shape: str = "bar",
-    over: str | None = None,
     col_wrap: int | None = None,
     log: bool = False,
 ) -> Figure:
@@ -73,20 +61,12 @@ def exponents_figure(
     `dtype_annotation` draws the range of a number format, with the shares that it would lose;
     of several, or of the dtype that each tensor had (True). Several names, or names by kind,
     become small multiples. `shape` is ``"bar"``, ``"line"`` or ``"kde"``, a smooth density.
-    ``over="steps"`` shows all steps as a heatmap.
     """
     by_kind = dict(name) if isinstance(name, Mapping) else {kind: _listed(name)}
     places = [(each, own) for own, names in by_kind.items() for each in names]
     formats = format_names(dtype_annotation)
     if shape not in _SHAPES:
         raise ValueError(f"kind must be 'bar', 'line' or 'kde', got {shape!r}")
-    if over is not None:
-        if over != "steps":
-            raise ValueError(f"over must be 'steps', got {over!r}")
-        if len(formats) > 1:
-            raise ValueError(f"over={over!r} can show one number format, got {list(formats)}")
-        target = [*_limits(formats, _read(table, *places[0], step, rank)), None][0]
-        return _steps_figure(table, *places[0], step, rank, target)
     read = ((place, _read(table, *place, step, rank)) for place in places[:_MAX_PANELS])
     shown = {place: values for place, values in read if values is not None}
     if not shown:
@@ -144,10 +124,9 @@ def format_names(given: Formats) -> tuple[str, ...]:
     return names
 
 
-def _limits(formats: Iterable[str], values: StepExponents | None) -> list[Limits]:
+def _limits(formats: Iterable[str], values: StepExponents) -> list[Limits]:
     """Return the limits of formats; an integer dtype that was logged has none."""
-    logged = [] if values is None else [values.dtype]
-    names = [each for name in formats for each in (logged if name == LOGGED else [name])]
+    names = (values.dtype if name == LOGGED else name for name in formats)
     return [limits(name) for name in dict.fromkeys(names) if has_limits(name)]
 
 
@@ -324,109 +303,3 @@ def _lost_shares(exponents: Exponents, target: Limits, short: bool) -> list[str]
         shares = low if low == high else f"{low.removesuffix(' %')}–{high}"
         words.append(colored(f"{shares} {name}", color if most[0] else COLORS.dim))
     return words or ["no loss"]
-
-
-# -- over all steps ------------------------------------------------------------------------
-
-
-class ExponentHistory(NamedTuple):
-    """Exponent counts, one column per step (or per group of steps, if there are many)."""
-
-    steps: Integers
-    low: int
-    counts: Integers
-    bad: Integers  # how many values were not finite
-
-
-def _steps_figure(
-    table: Table, name: str, kind: str, step: int, rank: int | None, target: Limits | None
-) -> Figure:
-    """Return a heatmap of exponents by steps."""
-    rows = table.series(kind, name, rank)
-    history = _history(table, rows)
-    if history is None:
-        finite = "is finite" if table.nonfinite(rows).any() else "has exponents"
-        return message_figure(f"no value of {name} ({kind}) {finite}")
-    shares = history.counts / np.maximum(1, history.counts.sum(axis=0))
-    with np.errstate(divide="ignore"):
-        z = np.where(history.counts > 0, np.log10(shares), np.nan)
-    low = max(-7, math.floor(float(np.nanmin(z))))
-    top = history.low + len(history.counts)
-    decades = list(range(low, 1))
-    cells = {
-        "type": "heatmap", "x": typed(history.steps),
-        "y": typed(np.arange(history.low, top) + 0.5), "z": typed(z.astype(np.float32)),
-        "customdata": typed((shares * 100).astype(np.float32)),
-        "zmin": low, "zmax": 0, "colorscale": scale(COLORS.size), "hoverongaps": False,
-        "hovertemplate": "step %{x}<br>2<sup>%{y:.0f}</sup>: %{customdata:.3~g} %<extra></extra>",
-        "colorbar": {
-            "title": {"text": "share", "side": "top"}, "tickvals": decades,
-            "ticktext": [f"{spelled(100 * 10.0**n)} %" for n in decades],
-        },
-    }  # fmt: skip
-    data = [cells, *_not_finite(history)]
-    made = layout(
-        height=380,
-        title={"text": f"{text(name)} · {kind}"},
-        xaxis={"title": {"text": "step"}, **FLAT_AXIS},
-        yaxis={**_POWERS, "nticks": 12},
-        legend=LEGEND_RIGHT,
-        showlegend=len(data) > 1,
-        shapes=[step_line(step)],
-        annotations=[],
-        meta={"names": [name], "kind": kind, "step": step},
-    )
-    if target is not None:
-        for at, word, side in (
-            (target.zero, "underflow", "top"), (target.normal, "subnormal", "top"),
-            (math.log2(target.over), "overflow", "bottom"),
-        ):  # fmt: skip
-            made["shapes"].append({
-                "type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": at, "y1": at,
-                "line": {"width": 1, "color": COLORS.bad, "dash": "dot"},
-            })  # fmt: skip
-            made["annotations"].append({
-                "text": f"{word} of {text(target.dtype)}", "xref": "paper", "x": 1,
-                "xanchor": "right", "yref": "y", "y": at, "yanchor": side, "showarrow": False,
-                "font": {"size": 10, "color": COLORS.bad}, "bgcolor": COLORS.page,
-            })  # fmt: skip
-        ends = [history.low - 1, top + 1, target.zero - 2, target.top + 3]
-        made["yaxis"]["range"] = [min(ends), max(ends)]
-    return {"data": data, "layout": made}
-
-
-def _history(table: Table, rows: Integers) -> ExponentHistory | None:
-    rows = table.without_recomputed(rows)
-    if not len(rows):
-        return None
-    steps = np.unique(table.step[rows])
-    wide = math.ceil(len(steps) / _COLUMNS)
-    column = np.searchsorted(steps, table.step[rows]) // wide
-    starts = np.flatnonzero(np.diff(column, prepend=-1))
-    each = table.exponents(rows)
-    counts = np.add.reduceat(each.counts, starts, axis=1)
-    bad = np.add.reduceat(table.nonfinite(rows), starts)
-    filled = np.flatnonzero(counts.any(axis=1))
-    if not len(filled):
-        return None
-    first, last = int(filled[0]), int(filled[-1])
-    return ExponentHistory(steps[::wide], each.low + first, counts[first : last + 1], bad)
-
-
-def _not_finite(history: ExponentHistory) -> list[dict[str, Any]]:
-    """Return marks for steps with NaN or Inf; steps without a finite value are painted."""
-    at = np.flatnonzero(history.bad)
-    if not len(at):
-        return []
-    top = history.low + len(history.counts)
-    marks = marks_trace(
-        history.steps[at], np.full(len(at), top + 0.5), COLORS.nan, size=7, edge=COLORS.page,
-        name="not finite", customdata=typed(history.bad[at]),
-        hovertemplate="step %{x}: <b>%{customdata:,} NaN or Inf</b><extra></extra>",
-    )  # fmt: skip
-    alone = (history.bad > 0) & ~history.counts.any(axis=0)
-    if not alone.any():
-        return [marks]
-    hover = "step %{x}: <b>nothing is finite</b><extra></extra>"
-    x, y = typed(history.steps), [history.low, top]
-    return [flat_trace(alone[np.newaxis], x, y, COLORS.nan, hovertemplate=hover), marks]

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tensortap.page.encoding import (
+from tensortap.page.encoding import typed
+from tensortap.rooms.figures.figures.encoding import (
     Figure,
     Floats,
     Integers,
     labels,
     template_text,
     text,
-    typed,
 )
 from tensortap.rooms.figures.figures.parts import (
     FLAT_AXIS,

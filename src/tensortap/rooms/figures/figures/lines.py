@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tensortap.page.encoding import (
+from tensortap.page.encoding import typed
+from tensortap.rooms.figures.figures.encoding import (
     Figure,
     Floats,
     Integers,
     some_names,
     template_text,
     text,
-    typed,
 )
 from tensortap.rooms.figures.figures.parts import (
     PanelGrid,

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tensortap.page.encoding import Floats, Integers, text, typed
+from tensortap.page.encoding import typed
+from tensortap.rooms.figures.figures.encoding import Floats, Integers, text
 from tensortap.rooms.figures.figures.theme import COLORS, note
 
 _TINY = 100  # cells along a side from which a cell may be smaller than a pixel

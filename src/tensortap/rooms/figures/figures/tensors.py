@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tensortap.page.encoding import Figure, text, typed
+from tensortap.page.encoding import typed
+from tensortap.rooms.figures.figures.encoding import Figure, text
 from tensortap.rooms.figures.figures.parts import (
     FLAT_AXIS,
     flagged_cells,

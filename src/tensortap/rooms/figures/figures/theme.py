@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tensortap.core.arguments import check_choice
-from tensortap.page.encoding import Figure, text
+from tensortap.rooms.figures.figures.encoding import Figure, text
 
 _FONT = (
     'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", Arial, sans-serif'

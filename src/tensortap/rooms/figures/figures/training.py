@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.core.record import Kind
-from tensortap.page.encoding import Figure, Floats, text, typed
+from tensortap.page.encoding import typed
+from tensortap.rooms.figures.figures.encoding import Figure, Floats, text
 from tensortap.rooms.figures.figures.parts import (
     axis_id,
     axis_name,

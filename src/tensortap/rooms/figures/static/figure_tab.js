@@ -16,7 +16,7 @@ export function figureTab({ id, title, within, about, tools, update, query, opti
   let drawn = "";
   const parameters = (state) => ({ run: model.run.id, ...query(state, selection(state)) });
   // a figure over exponents has no steps to mark
-  const hasSteps = (state) => id !== "exponents" || state.over === "steps";
+  const hasSteps = id !== "exponents";
   return {
     id, title, within, about,
     mount: (panel) => panel.append(...tools(), figureCard),
@@ -26,7 +26,7 @@ export function figureTab({ id, title, within, about, tools, update, query, opti
       const now = selection(state);
       update(state, now);
       const key = JSON.stringify([model.run.version, state.span, parameters(state)]);
-      const step = hasSteps(state) ? now.step : null;
+      const step = hasSteps ? now.step : null;
       if (key === drawn) return step === null ? undefined : markStep(plot, step);
       const waiting = setTimeout(() => figureCard.classList.add("waiting"), 150);
       try {

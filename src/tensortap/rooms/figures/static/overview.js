@@ -33,7 +33,7 @@ export const tab = figureTab({
       const [layer, step] = event.points.find((point) => point.customdata)?.customdata ?? [];
       const name = plot.layout.meta.layers[layer];
       if (name === undefined) return;
-      set({ tab: "exponents", name: [name], step, follow: false, over: "" }, true);
+      set({ tab: "exponents", name: [name], step, follow: false }, true);
     });
   },
 });

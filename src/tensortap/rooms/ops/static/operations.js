@@ -59,7 +59,7 @@ function moduleRows({ name, count: size, bad }, isOpen, shown) {
 function operationRow(operation) {
   const { name, index, op, call, phase, parameter, line, function: inside, output, bad, why, made } =
     operation;
-  const open = () => set({ tab: "exponents", kind: "Op", name: [name], over: "" }, true);
+  const open = () => set({ tab: "exponents", kind: "Op", name: [name] }, true);
   const onkeydown = (event) => event.key === "Enter" && open();
   const detail = (text) => h("div", { class: "dim" }, text);
   return h("tr", { class: "operation clickable", tabindex: "0", onclick: open, onkeydown },

@@ -198,6 +198,6 @@ async function openCell(event) {
   const isKept = tensors.some((each) => each.name === name && each.kind === now.kind && each.steps.includes(step));
   set({
     tab: isKept ? "tensors" : "exponents", name: [name], kind: now.kind, rank: String(rank), step,
-    follow: false, over: "",
+    follow: false,
   }, true);
 }
