@@ -86,12 +86,6 @@ def assert_same(tree, other):
         assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
-def assert_close(tree, other):
-    """Assert that two trees agree up to rounding."""
-    for x, y in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
-        np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=1e-5, atol=1e-6)
-
-
 def assert_agrees(summary, array, tolerance=1e-5, same_program=True):
     """Assert that a summary describes an array.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensortap.capture.pipeline import pipeline
+from tensortap.core import ranks
 from tensortap.core.arguments import checked
 from tensortap.core.errors import NotFound, TensortapError
 from tensortap.rooms.bisect.faulty_modules import BisectReport
@@ -43,6 +44,12 @@ class Bisection:
     def __init__(self, model: Any, options: BisectOptions) -> None:
         renames, run = options.check(), ComparedRun(options.run)
         recorded = RecordedStep(run, options.step, renames)
+        own, there = ranks.rank_and_world_size()[1], recorded.world_size
+        if there not in (1, own):
+            raise TensortapError(
+                f"{run.title} is of {there} ranks, this program of {own}: the reference must have "
+                "as many, or be of one process"
+            )
         self.step, self.reference = recorded.step, run.title
         self._before: GraftSource | None = None
         # a run of each n-th step has none: then the program has its own weights

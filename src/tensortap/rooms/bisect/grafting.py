@@ -13,11 +13,6 @@ from tensortap.values.registry import parts
 if TYPE_CHECKING:
     from tensortap.rooms.bisect.torch.grafts import ModelGrafts
 
-SPLIT = (
-    "the reference's ranks had batches of their own, whose gradients have another scale: the "
-    "backward pass is not judged"
-)
-
 
 class CallSite(NamedTuple):
     """One call of a module within the step, and the call of the module around it."""
@@ -67,22 +62,14 @@ class GraftSource:
         """Return which tensors of the optimizer's state are recorded for a parameter."""
         return self._recorded.states(parameter)
 
-    def recorded(
-        self, name: str, kind: Kind, call: int, shape: tuple[int, ...]
-    ) -> TensorData | None:
-        """Return the recorded tensor for one of this shape; None to leave it as it is."""
+    def recorded(self, name: str, kind: Kind, call: int = 0) -> TensorData | None:
+        """Return the recorded tensor; None to leave the computed one as it is."""
         try:
-            found = self._recorded.get(name, kind, call, shape)
+            return self._recorded.get(name, kind, call)
         except NotFound as error:
             if self._recorded.has(name, kind, call) or kind is Kind.WEIGHT:
                 self.unjudged.setdefault(f"{name} ({kind.value})", str(error))
             return None
-        if found.note:
-            self.notes[f"recorded values were put together: {found.note}"] = None
-        if found.split and kind is Kind.GRADIENT:
-            self.notes[SPLIT] = None
-            return None
-        return found.data
 
     def swap(self, swap: Swap) -> None:
         """Look at a tensor before the recorded one takes its place."""

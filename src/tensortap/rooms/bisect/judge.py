@@ -24,7 +24,7 @@ from tensortap.rooms.bisect.faulty_modules import (
     BisectReport,
     FaultyModule,
 )
-from tensortap.rooms.bisect.grafting import SPLIT, CallSite, GraftSource, Swap
+from tensortap.rooms.bisect.grafting import CallSite, GraftSource, Swap
 from tensortap.rooms.bisect.recorded_step import RecordedStep
 from tensortap.rooms.compare.explain import explain
 from tensortap.rooms.compare.result import Comparison
@@ -114,7 +114,11 @@ class Judge(GraftSource):
         explained = unsure | _named(faults)
         if BATCH in explained:
             explained.add(LOSS)  # the labels belong to the batch
-        backward = [each for each in self._backward() if not explained & set(each.suspects)]
+        kinds = (Kind.GRADIENT, Kind.WEIGHT_GRADIENT)
+        backward = [
+            each for each in self._found
+            if each.kind in kinds and not explained & set(each.suspects)
+        ]  # fmt: skip
         faults += _merged(self._without_common_factor(backward, bool(faults)))
         explained |= _named(faults)
         faults += self._optimizer(explained)
@@ -142,13 +146,6 @@ class Judge(GraftSource):
             if not agrees and not before and not later:
                 found.add(module)
         return found
-
-    def _backward(self) -> Iterator[Deviation]:
-        """Yield what differs in the backward pass; nothing where gradients were not exchanged."""
-        if SPLIT not in self.notes:
-            yield from (
-                each for each in self._found if each.kind in (Kind.GRADIENT, Kind.WEIGHT_GRADIENT)
-            )
 
     def _without_common_factor(
         self, found: list[Deviation], has_faults: bool

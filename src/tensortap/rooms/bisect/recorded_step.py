@@ -1,35 +1,23 @@
 """The tensors that a run recorded at one step, whole or as this rank has them.
 
-A run of as many ranks as this program has is read rank by rank. From any other run come whole
-tensors, assembled from shards; what the ranks recorded of their own batches is joined along the
-first dimension, in the order of the ranks.
+A run of as many ranks as this program has is read rank by rank; one of a single process has whole
+tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensortap.core import ranks
 from tensortap.core.errors import NotFound
 from tensortap.core.record import Kind, TensorData
-from tensortap.rooms.compare.compared_run import ComparedRun, RecordPart, batch_of, whole
+from tensortap.rooms.compare.compared_run import ComparedRun, RecordPart
 from tensortap.rooms.compare.matching import Choice, choose, renamed
-from tensortap.runs.assemble import Disagreement
 from tensortap.runs.reader import nearest_steps, similar_names
-from tensortap.values.view import as_numpy
 
 _REPEATED = ("recompute", "backward")  # tags of records that repeat another one
-
-
-class RecordedTensor(NamedTuple):
-    """A tensor of the run, and how it was put together; `split` if from several batches."""
-
-    data: TensorData
-    note: str = ""
-    split: bool = False
 
 
 class RecordedStep:
@@ -40,7 +28,7 @@ class RecordedStep:
     ) -> None:
         self._run = run
         self._renames = tuple(renames)
-        self._rank, self._world_size = ranks.rank_and_world_size()
+        self._rank = ranks.rank_and_world_size()[0]
         table = run.table()
         tracked = [kind in (Kind.ACTIVATION, Kind.WEIGHT) for kind in table.kinds]
         steps = table.step[np.array(tracked, np.bool_)[table.kind]] if len(table) else table.step
@@ -96,13 +84,8 @@ class RecordedStep:
         """Return whether there is a record, with its value or without."""
         return (self.spelled(name), kind, call) in self._parts
 
-    def get(
-        self, name: str, kind: Kind, call: int = 0, shape: tuple[int, ...] | None = None
-    ) -> RecordedTensor:
-        """Return a tensor of the run; raise NotFound, with the reason, if it has none.
-
-        `shape` is that of the whole tensor in this program, if it is known.
-        """
+    def get(self, name: str, kind: Kind, call: int = 0) -> TensorData:
+        """Return a tensor of the run; raise NotFound, with the reason, if it has none."""
         name = self.spelled(name)
         parts = self._parts.get((name, kind, call))
         if parts is None:
@@ -112,47 +95,12 @@ class RecordedStep:
                 f"only statistics of {name!r} ({kind.value}) were kept; record the run with "
                 "tap.track(..., tensors=True)"
             )
-        own = [part for part in parts if part.record.rank == self._rank]
-        if own and self.world_size == self._world_size:
-            return RecordedTensor(self._tensor(own[:1], local=True))
-        try:
-            return self._whole(parts, shape)
-        except Disagreement as error:
-            raise NotFound(f"{name!r} ({kind.value}) cannot be put together: {error}") from None
-
-    def _whole(self, parts: list[RecordPart], shape: tuple[int, ...] | None) -> RecordedTensor:
-        placements = {part.record.tags.get("placements", "") for part in parts}
-        if any("P" in each for each in placements):
-            raise Disagreement("the ranks recorded partial sums")
-        if "?" in placements and any(part.record.shape != shape for part in parts):
-            raise Disagreement("its layout on the ranks is unknown")
-        batches: dict[Any, list[RecordPart]] = {}
-        for part in parts:
-            batches.setdefault(batch_of(part.record), []).append(part)
-        tensors = [self._tensor(each) for each in batches.values()]
-        first = tensors[0]
-        if len(tensors) == 1:
-            note = f"put together from {len(parts)} ranks" if len(parts) > 1 else ""
-            return RecordedTensor(first, note)
-        arrays = [as_numpy(each) for each in tensors]
-        same = first.shape == shape and all(
-            array.tobytes() == arrays[0].tobytes() for array in arrays
-        )
-        if same:
-            return RecordedTensor(first, f"the same on {len(tensors)} ranks")
-        if not first.shape:
-            raise Disagreement("each rank has one of its own")
-        joined = np.concatenate(arrays)
-        data = TensorData(first.framework, first.dtype, joined.shape, joined.tobytes())
-        return RecordedTensor(data, f"the batches of {len(tensors)} ranks, in their order", True)
-
-    def _tensor(self, parts: list[RecordPart], local: bool = False) -> TensorData:
-        first = parts[0].record
-        value = self._run.value(parts[0]) if local else whole(self._run, parts)
+        found = next((part for part in parts if part.record.rank == self._rank), parts[0])
+        value = self._run.value(found)
         if isinstance(value, TensorData):
             return value
         array = np.asarray(value)
-        return TensorData("numpy", first.dtype, array.shape, array.tobytes())
+        return TensorData("numpy", found.record.dtype, array.shape, array.tobytes())
 
     def _why_not(self, name: str, kind: Kind, call: int) -> str:
         calls = sum((each, of) == (name, kind) for each, of, _ in self._parts)

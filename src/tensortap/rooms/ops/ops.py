@@ -38,11 +38,9 @@ class OperationRecorder:
         self._attached = False
         self._reported: set[str] = set()
         found = (part.operations(model, self) for part in parts("tensortap.rooms.ops"))
-        self._hooks: list[Any] = [hooks for hooks in found if hooks is not None]
-        if not self._hooks:
-            raise TypeError(
-                f"model must be a torch.nn.Module, or None for a JAX program; got {model!r:.100}"
-            )
+        self._hooks: Any = next((hooks for hooks in found if hooks is not None), None)
+        if self._hooks is None:
+            raise TypeError(f"model must be a torch.nn.Module or None; got {model!r:.100}")
 
     @property
     def capturing(self) -> bool:
@@ -58,8 +56,7 @@ class OperationRecorder:
         if on is self._attached:
             return
         self._attached = on
-        for hooks in self._hooks if on else reversed(self._hooks):
-            hooks.attach() if on else hooks.detach()
+        self._hooks.attach() if on else self._hooks.detach()
         self._end_step()
         for name, remark in self.remarks.items():
             if name not in self._reported:
@@ -69,7 +66,7 @@ class OperationRecorder:
     def close(self) -> None:
         """Stop, and let go of the model."""
         self.attach(False)
-        self._hooks = []
+        self._hooks = None
 
     def operation(self, operation: Operation) -> None:
         """Record an operation that has just run."""
@@ -92,13 +89,6 @@ class OperationRecorder:
 
     def fault(self, name: str, error: Exception) -> object:
         return pipeline.fault(name, error)
-
-    def intercept(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a JAX function and record its operations; return its results."""
-        for hooks in self._hooks:
-            if hasattr(hooks, "intercept"):
-                return hooks.intercept(function, *args, **kwargs)
-        raise TypeError("intercept is for JAX; operations of torch are recorded as they run")
 
 
 class Operations(OperationRecorder):
@@ -155,8 +145,7 @@ def ops(model: Any = None) -> Operations:
     Each operation of forward, backward and optimizer becomes a record of kind ``Op``: module,
     operation, line of your program, statistics and digest of its outputs, digests of its inputs.
     They go to the run, the live session, or memory, like all records. Training computes the same
-    bits, more slowly, and compiled torch code runs eagerly meanwhile. JAX programs run through
-    ``ops.intercept(function, ...)``.
+    bits, more slowly, and compiled code runs eagerly meanwhile. For torch only.
 
     >>> import torch
     >>> model = torch.nn.Linear(2, 2)

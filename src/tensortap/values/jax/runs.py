@@ -41,32 +41,29 @@ def call_back(
     value: Any,
     axes: dict[str, int],
     shard: Any = None,
-    like: Any = None,
 ) -> None:
     """Make the function that is being traced call ``capture(value, run=…)`` whenever it runs.
 
     `axes` are the `manual_axes`. `shard` is a `Shard`, or the PartitionSpec of the value in
-    `shard_map`. `like` is what the value was computed from, if not itself.
+    `shard_map`.
     """
-    like = value if like is None else like
-    mesh = DeviceMesh(axes, _varying(like, axes), shard)
-    mesh.shard((0,) * len(mesh.axes), like.shape)  # raises for a wrong spec now
+    mesh = DeviceMesh(axes, _varying(value, axes), shard)
+    mesh.shard((0,) * len(mesh.axes), value.shape)  # raises for a wrong spec now
     places = [jax.lax.axis_index(axis) for axis in mesh.axes]
     again = recomputed_p.bind(jnp.uint8(0))
-    captured = functools.partial(_captured, capture, mesh, None if like is value else like.shape)
+    captured = functools.partial(_captured, capture, mesh)
     jax.debug.callback(captured, value, again, *places)
 
 
 def _captured(
     capture: Callable[..., object],
     mesh: DeviceMesh,
-    shape: tuple[int, ...] | None,
     value: Any,
     again: Any,
     *places: Any,
 ) -> None:
     at = tuple(map(int, places))
-    shard = mesh.shard(at, np.shape(value) if shape is None else shape)
+    shard = mesh.shard(at, np.shape(value))
     tags = {"recompute": "1"} if again else {}
     device = 0
     if at:

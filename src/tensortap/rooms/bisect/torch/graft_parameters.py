@@ -56,7 +56,7 @@ class ParameterGrafts:
         self._before = before
         with torch.no_grad():
             for name, parameter in Names(self._root).parameters():
-                data = before.recorded(name, Kind.WEIGHT, 0, tuple(parameter.shape))
+                data = before.recorded(name, Kind.WEIGHT)
                 if data is not None:
                     local_part(parameter.data).copy_(recorded_part(data, parameter))
 
@@ -81,7 +81,7 @@ class ParameterGrafts:
     def _exchange_gradient(self, parameter: torch.nn.Parameter) -> None:
         name = self._names[id(parameter)]
         gradient = parameter.grad
-        data = self._source.recorded(name, Kind.WEIGHT_GRADIENT, 0, tuple(parameter.shape))
+        data = self._source.recorded(name, Kind.WEIGHT_GRADIENT)
         if data is None:
             return
         found = recorded_part(data, parameter)
@@ -99,7 +99,7 @@ class ParameterGrafts:
         state = optimizer.state[parameter]
         for key in before.states(name):
             present = state.get(key)
-            data = before.recorded(f"{name}.{key}", Kind.OPTIMISER_STATE, 0, tuple(parameter.shape))
+            data = before.recorded(f"{name}.{key}", Kind.OPTIMISER_STATE)
             if data is None:
                 continue
             found = recorded_part(data, parameter if present is None else present)
@@ -132,7 +132,7 @@ class ParameterGrafts:
             if isinstance(value, torch.Tensor):
                 found.append((f"{name}.{key}", Kind.OPTIMISER_STATE, value))
         for label, kind, value in found:
-            data = self._source.recorded(label, kind, 0, tuple(value.shape))
+            data = self._source.recorded(label, kind)
             if data is not None:
                 computed = computed_part(value)
                 self._source.swap(

@@ -231,7 +231,7 @@ class ModelGrafts:
         return like(gradient, found)
 
     def _recorded(self, name: str, kind: Kind, call: int, tensor: Any) -> torch.Tensor | None:
-        data = self._source.recorded(name, kind, call, tuple(tensor.shape))
+        data = self._source.recorded(name, kind, call)
         return None if data is None else recorded_part(data, tensor)
 
 

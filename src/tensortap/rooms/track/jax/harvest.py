@@ -97,7 +97,7 @@ def _programs_in(params: dict[str, Any]) -> list[Jaxpr]:
 
 
 def _leave(eqn: Any, inputs: list[Any], harvest: Harvest, again: bool) -> list[Any]:
-    """Run the operation unchanged: the marks in it call back."""
+    """Run the operation unchanged: the marks in it are noted as unseen."""
     return bind(eqn, inputs)
 
 

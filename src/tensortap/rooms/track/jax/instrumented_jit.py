@@ -102,7 +102,6 @@ class InstrumentedJit:
         self._marking = marking
         self._remark = remark
         self._options = options
-        self.calls_back = False  # whether its code was compiled with callbacks
         # ids of programs, and signatures of arguments that lead to a verified program
         self._verified: set[int] = set()
         self._runs_twice = False

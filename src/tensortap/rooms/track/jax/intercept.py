@@ -2,8 +2,8 @@
 
 A jitted function is compiled a second time with statistics as additional outputs
 (`instrumented_jit`), and its results stay bit-identical. A function that is not jitted runs
-operation by operation. Whatever JAX compiles inside it (jits, scans, loops, branches) is observed
-by callbacks, and its results may differ in the last bits: `unseen` says so.
+operation by operation. What JAX compiles inside it (jits, scans, loops, branches) is not observed:
+`unseen` says so.
 """
 
 from __future__ import annotations
@@ -33,10 +33,6 @@ from tensortap.stats.packed import layout
 from tensortap.values.jax.adapter import Deferred
 from tensortap.values.protocol import PendingSummary
 
-NOT_JITTED = (
-    "it is not jitted: the jits, scans, loops and branches in it are observed by callbacks, and "
-    "their results may differ in the last bits; jit the whole function to keep them bit-identical"
-)
 _COMPILED = (
     "not observed: it has been compiled with jit(f).lower().compile(); pass the jitted function "
     "itself, or use tap.catch in it"
@@ -71,7 +67,6 @@ class Intercept:
         self._key = f"tracker{next(_keys)}"
         self._instrumented: dict[int, InstrumentedJit] = {}  # by id; each keeps its function alive
         self._collector = Collector()
-        self._waits = False  # for callbacks of the function that is being called
         self.unseen = self._collector.unseen
         self.remarks: dict[str, str] = {}
 
@@ -94,7 +89,6 @@ class Intercept:
         if isinstance(fn, types.MethodType) and is_jitted(fn.__func__):
             args, fn = (fn.__self__, *args), fn.__func__
         self._collector.taken()  # of a call that raised
-        self._waits = False
         outputs: list[PackedOutputs] = []
         if is_jitted(fn):
             results = self._call_jitted(fn, outputs, *args, **kwargs)
@@ -106,9 +100,6 @@ class Intercept:
                 # a wrapper of a jitted function computes nothing itself
                 call = fn if replaced else functools.partial(self._call_eagerly, fn)
                 results = call(*args, **kwargs)
-        if self._waits:
-            jax.block_until_ready(results)
-            jax.effects_barrier()
         return results, self._observations(outputs)
 
     def _call_jitted(
@@ -122,7 +113,6 @@ class Intercept:
                 return fn(*args, **kwargs)
             instrumented = InstrumentedJit(fn, options, self._marking, self.remarks.__setitem__)
             self._instrumented[id(fn)] = instrumented
-        before = self._collector.callbacks
         try:
             results, packed = instrumented(*args, **kwargs)
         except Exception as error:
@@ -132,8 +122,6 @@ class Intercept:
             failure = error
         else:
             outputs.append(packed)
-            instrumented.calls_back |= self._collector.callbacks > before
-            self._waits |= instrumented.calls_back
             return results
         results = fn(*args, **kwargs)  # raises again if the error is the user's
         self._collector.note(
@@ -161,13 +149,8 @@ class Intercept:
                 object.__setattr__(fn, name, value)
 
     def _call_eagerly(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
-        before = self._collector.callbacks
         with self._marking():
-            results = fn(*args, **kwargs)
-        self._waits = self._collector.callbacks > 0
-        if self._collector.callbacks > before:
-            self._collector.note(getattr(fn, "__name__", "function"), NOT_JITTED)
-        return results
+            return fn(*args, **kwargs)
 
     def _observations(self, outputs: list[PackedOutputs]) -> list[Observation]:
         observed: list[tuple[MarkedValue, Deferred, int]] = []
@@ -176,28 +159,20 @@ class Intercept:
             for value in packed.info.values:
                 observed.append((value, vector, start))
                 start += value.words
-        eager, called_back = self._collector.taken()
-        by_device: dict[int, list[tuple[MarkedValue, Any]]] = {0: []}
-        for value, words in called_back:
-            by_device.setdefault(value.run.device, []).append((value, words))
+        for value, words in _without_recomputed(self._collector.taken()):
+            observed.append((value, Deferred(words, words.nbytes), 0))
         observations: list[Observation] = []
-        for device, delivered in sorted(by_device.items()):  # each counts its own calls
-            found = [] if device else observed
-            own = [] if device else list(_without_recomputed(eager))
-            own += _in_program_order(_without_recomputed(delivered))
-            found += [(value, Deferred(words, words.nbytes), 0) for value, words in own]
-            first = _first_calls(value for value, _, _ in found)
-            for (value, vector, start), call in zip(found, first, strict=True):
-                observations += _calls_of(value, vector, start, call)
+        first = _first_calls(value for value, _, _ in observed)
+        for (value, vector, start), call in zip(observed, first, strict=True):
+            observations += _calls_of(value, vector, start, call)
         return observations
 
 
 def _calls_of(value: MarkedValue, vector: Deferred, start: int, call: int) -> Iterator[Observation]:
     """Yield the calls of a value, from this one on."""
-    mark, run, dtype, shape = value.mark, value.run, value.dtype, value.shape
+    mark, dtype, shape = value.mark, value.dtype, value.shape
     for i in range(value.calls):
-        number = (call + i) * run.devices + run.device
-        seen = Observed(mark.name, mark.kind, number, mark.type, dtype, shape, run.shard, run.tags)
+        seen = Observed(mark.name, mark.kind, call + i, mark.type, dtype, shape)
         place = start + i * layout(dtype).words
         yield Observation(seen, summary_at(vector, place, dtype, shape))
 
@@ -225,27 +200,6 @@ def _without_recomputed(
         elif value.mark.kind is Kind.ACTIVATION:
             open_calls[uid] = open_calls.get(uid, 0) + 1
         yield value, vector
-
-
-def _in_program_order(observed: Iterable[tuple[MarkedValue, T]]) -> list[tuple[MarkedValue, T]]:
-    """Sort what compiled code has called back with, because XLA calls in any order.
-
-    The n-th callback of a mark belongs to the n-th run of its code. If all activations came
-    before the gradients, the backward pass ran as its own function, from the last call to the
-    first.
-    """
-    listed = list(observed)
-    places: dict[tuple[int, Kind], list[int]] = {}
-    for index, (value, _) in enumerate(listed):
-        places.setdefault((value.mark.uid, value.mark.kind), []).append(index)
-    keys: dict[int, tuple[int, int, bool]] = {}
-    for (uid, kind), indices in places.items():
-        activations = places.get((uid, Kind.ACTIVATION), [])
-        is_gradient = kind is Kind.GRADIENT
-        backwards = is_gradient and bool(activations) and max(activations) < indices[0]
-        for run, index in enumerate(reversed(indices) if backwards else indices):
-            keys[index] = run, uid, is_gradient
-    return [listed[index] for index in sorted(keys, key=keys.__getitem__)]
 
 
 def _first_calls(values: Iterable[MarkedValue]) -> list[int]:

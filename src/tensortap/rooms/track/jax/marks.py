@@ -2,41 +2,37 @@
 
 `mark` returns its argument. In the traced program it labels an activation, and once the program
 is differentiated also the gradient of that activation. `tensortap.rooms.track.jax.harvest` turns
-marks into outputs. Two kinds of marks go to their `Collector` instead: those on concrete values,
-and those that a harvest cannot reach (in the body of a `while_loop`, or in a function that JAX
-compiles on its own), which compile to a callback with the statistics.
+marks into outputs. Marks on concrete values go to their `Collector`. Those that a harvest cannot
+reach (in the body of a `while_loop`, or in what JAX compiles on its own) are noted as unseen.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from tensortap.core.record import Kind
 from tensortap.rooms.track.jax.device_stats import can_reduce, pack
 from tensortap.stats.packed import layout
-from tensortap.values.jax.runs import call_back, manual_axes
-from tensortap.values.protocol import CompiledRun
 
-_ONE_DEVICE = CompiledRun()
+HIDDEN = (
+    "not observed: it runs in a while_loop or over several devices, or in what JAX compiles inside "
+    "a function that is not jitted; jit the whole function, or use tap.catch in it"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ValueMark:
     """The label of an activation or of its gradient, which share `uid`.
 
-    `activation` and `gradient` say which of the two are wanted, `axes` over which axes of devices
-    the code is mapped.
+    `activation` and `gradient` say which of the two are wanted.
     """
 
     kind: Kind
@@ -46,7 +42,6 @@ class ValueMark:
     activation: bool
     gradient: bool
     collector: Collector
-    axes: tuple[tuple[str, int], ...] = ()
 
     @property
     def wanted(self) -> bool:
@@ -56,16 +51,12 @@ class ValueMark:
 
 @dataclass(frozen=True, slots=True)
 class MarkedValue:
-    """A mark, and the dtype and shape of its value.
-
-    `loops` are the lengths of enclosing scans, `run` says on which of several devices it was made.
-    """
+    """A mark, the dtype and shape of its value, and the lengths of enclosing scans."""
 
     mark: ValueMark
     dtype: str
     shape: tuple[int, ...]
     loops: tuple[int, ...] = ()
-    run: CompiledRun = _ONE_DEVICE
 
     @property
     def calls(self) -> int:
@@ -92,10 +83,7 @@ class Collector:
     def __init__(self) -> None:
         self.unseen: dict[str, str] = {}
         self.eager: list[tuple[MarkedValue, Any]] = []
-        self.called_back: list[tuple[MarkedValue, Any]] = []
-        self.callbacks = 0  # marks that were compiled to callbacks
         self.modules = 0  # calls of modules that were traced or run
-        self._lock = threading.Lock()
 
     def note(self, name: str, reason: str) -> None:
         """Note what the user should know about a name."""
@@ -103,19 +91,10 @@ class Collector:
         if known is None or reason not in known:
             self.unseen[name] = reason if known is None else f"{known}; {reason}"
 
-    def call_back(self, value: MarkedValue, words: Any, run: CompiledRun | None) -> None:
-        """Take the statistics that compiled code calls back with, in any thread."""
-        if run is not None and run.devices > 1:
-            value = replace(value, run=run)
-        with self._lock:
-            self.called_back.append((value, np.asarray(words)))
-
-    def taken(self) -> tuple[list[tuple[MarkedValue, Any]], list[tuple[MarkedValue, Any]]]:
-        """Return what eager and what compiled code has delivered since the last time."""
-        with self._lock:
-            eager, self.eager = self.eager, []
-            called_back, self.called_back = self.called_back, []
-        return eager, called_back
+    def taken(self) -> list[tuple[MarkedValue, Any]]:
+        """Return what eager code has delivered since the last time."""
+        eager, self.eager = self.eager, []
+        return eager
 
 
 _uids = itertools.count()
@@ -128,10 +107,7 @@ def mark(
     x: Any, name: str, cls: str, activation: bool, gradient: bool, collector: Collector
 ) -> Any:
     """Return `x`, marked as a module's output; differentiation marks its gradient as well."""
-    axes = tuple(manual_axes().items())
-    label = ValueMark(
-        Kind.ACTIVATION, name, cls, next(_uids), activation, gradient, collector, axes
-    )
+    label = ValueMark(Kind.ACTIVATION, name, cls, next(_uids), activation, gradient, collector)
     return value_p.bind(x, mark=label)
 
 
@@ -172,18 +148,15 @@ def _transpose(ct: Any, x: Any, *, mark: ValueMark) -> Any:
     return (value_p.bind(ct, mark=replace(mark, kind=Kind.GRADIENT)),)
 
 
-def _with_callback(x: Any, *, mark: ValueMark) -> Any:
-    if can_observe(x, mark):
-        mark.collector.callbacks += 1
-        value = MarkedValue(mark, x.dtype.name, tuple(x.shape))
-        taken = functools.partial(mark.collector.call_back, value)
-        call_back(taken, pack(x), dict(mark.axes), like=x)
-    return x
+def _compiled(ctx: Any, x: Any, *, mark: ValueMark) -> list[Any]:
+    if mark.wanted:
+        mark.collector.note(mark.name, HIDDEN)
+    return [x]
 
 
 ad.primitive_jvps[value_p] = _jvp
 ad.deflinear2(tangent_p, _transpose)
 batching.defvectorized(value_p)
 batching.defvectorized(tangent_p)
-mlir.register_lowering(value_p, mlir.lower_fun(_with_callback, multiple_results=False))
+mlir.register_lowering(value_p, _compiled)
 mlir.register_lowering(tangent_p, lambda ctx, x, *, mark: [x])
