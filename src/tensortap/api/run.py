@@ -112,7 +112,7 @@ class Run(Values):
 
     @checked
     def export(self, target: str | Path, *, names: str | None = None) -> int:
-        """Write the run to ``.npz``, ``.h5``, ``.parquet`` or a folder; return how many records."""
+        """Write the run to ``.npz``, ``.parquet`` or a folder; return how many records."""
         records: int = offer("run.export")(self, target, names=names)
         return records
 

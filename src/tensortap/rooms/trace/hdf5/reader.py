@@ -11,10 +11,9 @@ from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.files import CorruptFile, open_regular, plain
 from tensortap.core.limits import available_memory, format_size
 from tensortap.rooms.trace.hdf5.values import lists, value_of
-from tensortap.rooms.trace.hdf5.writer import import_h5py, path_of
+from tensortap.rooms.trace.hdf5.writer import COLUMNS, import_h5py, path_of
 
 _COMPRESSION = 1100  # more than gzip can achieve
-_TEXT_BLOCK = 64 << 20  # bytes of texts that are read at once
 _UNREADABLE = (OSError, RuntimeError, LookupError, ValueError, TypeError, MemoryError)
 
 
@@ -25,7 +24,6 @@ class StoredValues:
     values: list[Any]
     iterations: list[Any]
     ranks: list[Any]
-    beside: dict[str, list[Any]]  # further columns, such as the calls of an exported run
 
 
 @checked
@@ -99,39 +97,15 @@ def _group(file: Any, link: str) -> Any:
 
 
 def _stored(group: Any) -> StoredValues:
-    columns = {
-        name: [lists(row) for row in group[name][...]]
-        for name in str(group.attrs["tensortap_beside"]).split()
-    }
+    iterations, ranks = ([lists(row) for row in group[name][...]] for name in COLUMNS)
     # a writer that was interrupted may have written the value of a row, but not its columns
-    count = min(map(len, columns.values()))
-    columns = {name: rows[:count] for name, rows in columns.items()}
-    iterations, ranks = columns.pop("iterations"), columns.pop("ranks")
-    return StoredValues(_values(group, count), iterations, ranks, columns)
-
-
-def _texts(data: Any, total: int) -> list[str]:
-    """Return the texts of a dataset; raise CorruptFile if they are longer than their file.
-
-    Any number of rows may refer to one large text, so only so many are read at once.
-    """
-    size = data.file.id.get_filesize()
-    count = max(1, _TEXT_BLOCK // size)
-    texts: list[str] = []
-    for start in range(0, total, count):
-        block = data.asstr()[start : min(start + count, total)]
-        size -= sum(map(len, block))
-        if size < 0:
-            raise CorruptFile(f"{plain(data.name)} has longer texts than the file")
-        texts.extend(block)
-    return texts
+    count = min(len(iterations), len(ranks))
+    return StoredValues(_values(group, count), iterations[:count], ranks[:count])
 
 
 def _values(group: Any, count: int) -> list[Any]:
     data = group["values"]
     dtype, framework = data.attrs["tensortap_dtype"], data.attrs["tensortap_framework"]
-    if dtype == "str":
-        return _texts(data, count)
     if "shapes" in group:
         shapes = group["shapes"][:count]
         rows = [data[(i, *map(slice, shape))] for i, shape in enumerate(shapes)]

@@ -1,6 +1,6 @@
 """Values as HDF5 stores them, and back.
 
-HDF5 has integers, float16 to float64, complex numbers and texts. Any other dtype is stored as
+HDF5 has integers, float16 to float64 and complex numbers. Any other dtype is stored as
 unsigned integers of its size, bit for bit, with its name in the attribute ``tensortap_dtype``:
 bfloat16 as uint16, float8 as uint8, times as int64.
 """
@@ -29,37 +29,23 @@ _PYTHON: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
 
 
 class StoredValue(NamedTuple):
-    """A value as it is stored: an array of a dtype that HDF5 has, or a text."""
+    """A value as it is stored: an array of a dtype that HDF5 has."""
 
     dtype: str
     framework: str
-    content: Array | str
+    content: Array
 
 
 def stored_value(
     value: Any, float_dtype: str | None = None, int_dtype: str | None = None
 ) -> StoredValue:
     """Return a value as it will be stored, without copying its memory if possible."""
-    node = value if isinstance(value, (TensorData, Number)) else borrow(value)
-    if isinstance(node, str):
-        if "\0" in node:
-            raise TensortapError("HDF5 cannot store a text that contains NUL")
-        return StoredValue("str", "python", node)
-    name, framework, array = _array(node, value)
+    name, framework, array = _array(borrow(value), value)
     wanted = int_dtype if name in _INTEGERS else float_dtype if _is_float(name) else None
     if wanted is not None and wanted != name:
         array = _converted(array, name, wanted)
         name = wanted
     return StoredValue(name, framework, array.view(stored_dtype(name)))
-
-
-def can_store(leaf: Any) -> bool:
-    """Return whether HDF5 can store a leaf of a record."""
-    if isinstance(leaf, str):
-        return "\0" not in leaf
-    if isinstance(leaf, Number):
-        return leaf.kind == "complex"
-    return isinstance(leaf, (TensorData, *_PYTHON))
 
 
 def _array(node: Value, value: Any) -> tuple[str, str, Array]:
@@ -73,8 +59,8 @@ def _array(node: Value, value: Any) -> tuple[str, str, Array]:
     if isinstance(node, Number):
         raise TensortapError("HDF5 cannot store an integer of more than 64 bits")
     raise TensortapError(
-        f"HDF5 stores tensors, numbers and texts, not a {type(value).__name__}: trace its parts, "
-        f"or convert it in an earlier callback"
+        f"HDF5 stores tensors and numbers, not a {type(value).__name__}: trace its parts, or "
+        "convert it in an earlier callback"
     )
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import math
 import os
 import re
@@ -37,6 +36,9 @@ from tensortap.rooms.trace.hdf5.values import (
 )
 
 
+COLUMNS = ("iterations", "ranks")
+
+
 def import_h5py() -> Any:
     """Return the module h5py; raise MissingExtra if it is not installed."""
     try:
@@ -44,10 +46,6 @@ def import_h5py() -> Any:
     except ImportError:
         raise MissingExtra("HDF5 needs h5py: pip install 'tensortap[hdf5]'") from None
     return h5py
-
-
-class Mismatch(TensortapError):
-    """A value whose dtype or number of dimensions differs from the dataset of its path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +157,7 @@ class _PathGroup:
         self._group = group
         self._values = group["values"]
         self._dtype = str(self._values.attrs["tensortap_dtype"])
-        self._columns = {n: group[n] for n in str(group.attrs["tensortap_beside"]).split()}
+        self._columns = {name: group[name] for name in COLUMNS}
         self._shapes = group.get("shapes")
         self._settled = self._count = min(map(len, self._columns.values()))
         self._waiting: list[Mapping[str, Any]] = []
@@ -175,51 +173,47 @@ class _PathGroup:
         columns: Mapping[str, Any],
         options: HDF5Options,
     ) -> _PathGroup:
-        from h5py import string_dtype
-
         group = parent.create_group(link)
         like = value.content
-        if isinstance(like, str):
-            # without compression: HDF5 stores texts of variable length outside of the chunks
-            group.create_dataset("values", (0,), string_dtype(), maxshape=(None,), chunks=(256,))
-        else:
-            _create_rows(group, "values", like.dtype, like.shape, **options.filters())
+        _create_rows(group, "values", like.dtype, like.shape, **options.filters())
         for name, array in columns.items():
             _create_rows(group, name, array.dtype, array.shape, fill=-1)
-        group.attrs["tensortap_beside"] = " ".join(columns)
         group["values"].attrs["tensortap_dtype"] = value.dtype
         group["values"].attrs["tensortap_framework"] = value.framework
         return cls(group)
 
     def check(self, value: StoredValue, columns: Mapping[str, Any]) -> None:
-        """Raise Mismatch if a value does not fit."""
+        """Raise TensortapError if a value does not fit."""
         if value.dtype != self._dtype:
-            hint = ": float_dtype=, int_dtype= or an earlier callback can convert them"
-            if "str" in (value.dtype, self._dtype):
-                hint = ""
-            raise Mismatch(f"the dataset holds {self._dtype}, this value is {value.dtype}{hint}")
-        expected, dimensions = self._dimensions, np.ndim(value.content)
-        if self._dtype != "str" and dimensions != expected:
-            raise Mismatch(
+            raise TensortapError(
+                f"the dataset holds {self._dtype}, this value is {value.dtype}: float_dtype=, "
+                "int_dtype= or an earlier callback can convert them"
+            )
+        expected, dimensions = self._dimensions, value.content.ndim
+        if dimensions != expected:
+            raise TensortapError(
                 f"the dataset has rows of {expected} dimensions, this value has {dimensions}: an "
                 "earlier callback can reshape it"
             )
         for name, array in columns.items():
-            if name not in self._columns or array.ndim != self._columns[name].ndim - 1:
-                raise Mismatch(f"its {name} are nested differently from those in the file")
+            if array.ndim != self._columns[name].ndim - 1:
+                raise TensortapError(f"its {name} are nested differently from those in the file")
 
-    def size_of(self, values: Sequence[Any]) -> int:
+    def size_of(self, values: Sequence[Array]) -> int:
         """Return how many bytes values take at most, without what HDF5 needs to find them."""
-        sizes: list[int] = [4 * len(v) if isinstance(v, str) else v.nbytes for v in values]
-        return 2 * sum(size + self._chunk for size in sizes)  # chunks at the border are partly used
+        # chunks at the border are partly used
+        return 2 * sum(array.nbytes + self._chunk for array in values)
 
-    def extend(self, values: Sequence[Any], columns: Sequence[Mapping[str, Any]]) -> None:
+    def extend(self, values: Sequence[Array], columns: Sequence[Mapping[str, Any]]) -> None:
         """Append values, which `check` has accepted, with their columns."""
-        if self._dtype == "str":
-            self._values.resize(self._count + len(values), axis=0)
-            self._values[self._count :] = list(values)
-        else:
-            self._pad(values)
+        row = self._values.shape[1:] if self._count else values[0].shape
+        if self._shapes is None and any(array.shape != row for array in values):
+            self._shapes = _create_rows(self._group, "shapes", "int64", (len(row),), fill=-1)
+            _write_rows(self._shapes, 0, [np.array(row, np.int64)] * self._count)
+        if self._shapes is not None:
+            shapes = [np.array(array.shape, np.int64) for array in values]
+            _write_rows(self._shapes, self._count, shapes)
+        _write_rows(self._values, self._count, values)
         self._waiting += columns
         self._count += len(values)
 
@@ -229,16 +223,6 @@ class _PathGroup:
             for name, data in self._columns.items():
                 _write_rows(data, self._settled, [each[name] for each in self._waiting])
             self._settled, self._waiting = self._count, []
-
-    def _pad(self, arrays: Sequence[Array]) -> None:
-        row = self._values.shape[1:] if self._count else arrays[0].shape
-        if self._shapes is None and any(array.shape != row for array in arrays):
-            self._shapes = _create_rows(self._group, "shapes", "int64", (len(row),), fill=-1)
-            _write_rows(self._shapes, 0, [np.array(row, np.int64)] * self._count)
-        if self._shapes is not None:
-            shapes = [np.array(array.shape, np.int64) for array in arrays]
-            _write_rows(self._shapes, self._count, shapes)
-        _write_rows(self._values, self._count, arrays)
 
 
 # -- the file --------------------------------------------------------------------------------
@@ -286,20 +270,6 @@ class HDF5Writer:
     def is_ours(self) -> bool:
         """Return whether this process has the file open; a fork of it has not."""
         return bool(self.file) and os.getpid() == self._owner
-
-    def append(self, path: str, value: Any, columns: Mapping[str, Any]) -> None:
-        """Append one value, to another group if it does not fit to those before.
-
-        The other groups are named ``path%~1``, ``path%~2`` …, which is the name of no path.
-        """
-        link = link_name(path)
-        for part in itertools.count(1):
-            failed = self.extend(link, [value], [columns])
-            if not failed:
-                return
-            if not isinstance(failed[0], Mismatch):
-                raise failed[0]
-            link = f"{link_name(path)}%~{part}"
 
     def extend(
         self, link: str, values: Sequence[Any], columns: Sequence[Mapping[str, Any]]
