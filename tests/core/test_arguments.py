@@ -68,7 +68,6 @@ CALLS = [
     (lambda g: g.run.receipt([0]), "rank must be a whole number, got [0]"),
     (lambda g: tap.init(None), "to must be a string or a path, got None"),
     (lambda g: tap.HDF5(None), "path must be a string or a path, got None"),
-    (lambda g: tap.rooms.trace.read_hdf5(None), "path must be a string or a path, got None"),
     (lambda g: tap.viz.read_logframe(3), "path must be a string or a path, got 3"),
     (lambda g: tap.runs.register_format(int, 3, print, print), "suffix must be a string, got 3"),
     # comparing

@@ -30,15 +30,15 @@ from pathlib import Path
 from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.files import CorruptFile, folder_mode, read_small, restrict
 from tensortap.core.limits import format_size
-from tensortap.rooms.provenance import versions
 from tensortap.rooms.provenance.gitcmd import Git, GitFailed
-from tensortap.rooms.provenance.patch import MAX_PATCH, fill_redacted
+from tensortap.rooms.provenance.patch import MAX_PATCH
 from tensortap.rooms.provenance.recipe import Recipe, requirements
 from tensortap.rooms.provenance.stored import (
     StoredGit,
     StoredPackages,
     StoredRuntime,
     load,
+    numbers,
     printable,
 )
 
@@ -135,7 +135,7 @@ class _Job:
     # -- code --------------------------------------------------------------------------------
 
     def _restore_project(self, repo: str | None) -> Path | None:
-        changes = len(versions.numbers(self._run, "git_info"))
+        changes = len(numbers(self._run, "git_info"))
         if changes:
             self.notes.append(
                 f"the code changed {changes} times during the run; this is the state at its start"
@@ -222,8 +222,8 @@ class _Job:
         if info.patch_sha256 and hashlib.sha256(patch).hexdigest() != info.patch_sha256:
             self.missing.append(f"{name} is not the patch that git_info.json refers to")
         self._say(f"applying {name}")
-        patch, needed = fill_redacted(patch, info.redacted_lines, project)
-        self.missing += [f"a secret that was not stored: fill in {place}" for place in needed]
+        if info.redacted_lines:
+            self.missing.append(f"secrets in {info.redacted_lines} lines: look for *** in project/")
         try:
             Git(project, timeout=TIMEOUT, isolated=True).run(
                 "-c", "apply.ignoreWhitespace=no", "-c", "core.autocrlf=false",

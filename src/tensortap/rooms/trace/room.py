@@ -6,5 +6,5 @@ from tensortap.rooms import Room
 
 ROOM = Room(
     name="trace",
-    needs=("dump", "track"),
+    needs=("track",),
 )

@@ -1,4 +1,4 @@
-"""Values as HDF5 stores them, and back.
+"""Values as HDF5 stores them.
 
 HDF5 has integers, float16 to float64 and complex numbers. Any other dtype is stored as
 unsigned integers of its size, bit for bit, with its name in the attribute ``tensortap_dtype``:
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from tensortap.core.dtypes import DTYPES, itemsize, numpy_dtype
 from tensortap.core.errors import TensortapError
 from tensortap.core.record import Number, TensorData, Value
-from tensortap.values.rebuild import rebuild
 from tensortap.values.snapshot import borrow
 from tensortap.values.view import as_numpy
 
@@ -32,7 +31,6 @@ class StoredValue(NamedTuple):
     """A value as it is stored: an array of a dtype that HDF5 has."""
 
     dtype: str
-    framework: str
     content: Array
 
 
@@ -40,22 +38,22 @@ def stored_value(
     value: Any, float_dtype: str | None = None, int_dtype: str | None = None
 ) -> StoredValue:
     """Return a value as it will be stored, without copying its memory if possible."""
-    name, framework, array = _array(borrow(value), value)
+    name, array = _array(borrow(value), value)
     wanted = int_dtype if name in _INTEGERS else float_dtype if _is_float(name) else None
     if wanted is not None and wanted != name:
         array = _converted(array, name, wanted)
         name = wanted
-    return StoredValue(name, framework, array.view(stored_dtype(name)))
+    return StoredValue(name, array.view(stored_dtype(name)))
 
 
-def _array(node: Value, value: Any) -> tuple[str, str, Array]:
+def _array(node: Value, value: Any) -> tuple[str, Array]:
     if isinstance(node, TensorData):
-        return node.dtype, node.framework, as_numpy(node)
+        return node.dtype, as_numpy(node)
     if isinstance(node, Number) and node.kind == "complex":
-        return "complex128", "python", np.array(complex(*node.parts), np.complex128)
+        return "complex128", np.array(complex(*node.parts), np.complex128)
     name = _PYTHON.get(type(node))
     if name is not None:
-        return name, "python", np.array(node, name)
+        return name, np.array(node, name)
     if isinstance(node, Number):
         raise TensortapError("HDF5 cannot store an integer of more than 64 bits")
     raise TensortapError(
@@ -104,14 +102,6 @@ def stored_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(f"u{size}" if size in (1, 2, 4) else f"V{size}")
 
 
-def value_of(array: Array, dtype: str, framework: str) -> Any:
-    """Return the value that was stored, with its original type."""
-    array = np.asarray(array, order="C")
-    if framework == "python":
-        return array.view(numpy_dtype(dtype)).item()
-    return rebuild(TensorData(framework, dtype, array.shape, array.tobytes()))
-
-
 def integers(item: Any) -> Array:
     """Return an iteration or a rank, or nested lists of them, as an array padded with -1."""
     if not isinstance(item, (list, tuple)):
@@ -125,10 +115,3 @@ def integers(item: Any) -> Array:
         corner: Any = (i, *map(slice, part.shape))
         array[corner] = part
     return array
-
-
-def lists(array: Array) -> Any:
-    """Return the nested lists that `integers` made an array of."""
-    if array.ndim == 0:
-        return int(array)
-    return [lists(part) for part in array if (part != -1).any()]

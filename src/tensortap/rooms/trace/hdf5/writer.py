@@ -36,9 +36,6 @@ from tensortap.rooms.trace.hdf5.values import (
 )
 
 
-COLUMNS = ("iterations", "ranks")
-
-
 def import_h5py() -> Any:
     """Return the module h5py; raise MissingExtra if it is not installed."""
     try:
@@ -157,7 +154,7 @@ class _PathGroup:
         self._group = group
         self._values = group["values"]
         self._dtype = str(self._values.attrs["tensortap_dtype"])
-        self._columns = {name: group[name] for name in COLUMNS}
+        self._columns = {name: group[name] for name in ("iterations", "ranks")}
         self._shapes = group.get("shapes")
         self._settled = self._count = min(map(len, self._columns.values()))
         self._waiting: list[Mapping[str, Any]] = []
@@ -179,7 +176,6 @@ class _PathGroup:
         for name, array in columns.items():
             _create_rows(group, name, array.dtype, array.shape, fill=-1)
         group["values"].attrs["tensortap_dtype"] = value.dtype
-        group["values"].attrs["tensortap_framework"] = value.framework
         return cls(group)
 
     def check(self, value: StoredValue, columns: Mapping[str, Any]) -> None:
