@@ -20,7 +20,6 @@ from tensortap.core.record import Kind, Record, TensorData
 from tensortap.core.values import leaves
 from tensortap.runs.arrow import column
 from tensortap.runs.folders import file_name
-from tensortap.runs.object_files import load_file
 from tensortap.values.snapshot import borrow
 from tensortap.values.view import as_numpy
 
@@ -86,7 +85,7 @@ def _numbers(run: Run, record: Record) -> Leaves:
     file = record.tags.get("file")
     if file is not None:
         try:
-            loaded = load_file(run.reader.file(file))
+            loaded = run.reader.load_file(file)
         except TensortapError:  # reading it could run code
             return []
         value = borrow(loaded)
