@@ -14,8 +14,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import tensortap as tap
 from tensortap.core.errors import MissingExtra, TensortapError
@@ -85,7 +83,6 @@ VALUES = {
     "numpy": [np.arange(6).reshape(2, 3), np.arange(3).reshape(3, 1)],
     "numpy bfloat16": [np.ones(3, ml_dtypes.bfloat16)],
     "swapped": [np.arange(3, dtype=">f8")],
-    "words": [np.array(["ab", "cde"])],
     "times": [np.array(["2026-01-02"], "M8[ns]")],
     "numpy scalar": [np.float32(3), np.float32(4)],
     "float": [1.5, float("inf")],
@@ -275,13 +272,10 @@ def test_each_rank_has_its_own_file(tmp_path, monkeypatch):
     assert saver.path == tmp_path / "x_rank3.h5"
 
 
-@given(st.text(st.characters(codec=None), max_size=8))
-def test_link_name_of_any_path_round_trips(path):
-    link = link_name(path)
-    assert path_of(link) == path
-    assert not {"/", "\0"} & set(link)
-    assert link not in ("", ".")
-    link.encode()
+def test_link_names_round_trip():
+    for path in ("forward.x", "a/b", "50%", "%2F", "nul\0", "ü.'a.b'"):
+        assert path_of(link_name(path)) == path
+        assert not {"/", "\0"} & set(link_name(path))
 
 
 # -- crash safety -------------------------------------------------------------------------

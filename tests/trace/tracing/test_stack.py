@@ -79,20 +79,3 @@ def test_different_dtypes():
 def test_missing_dimensions_come_first(ones):
     (found,) = stacked([ones(()), ones(2), ones((2, 1))])
     assert found.tolist() == [[[1, 0], [0, 0]], [[1, 1], [0, 0]], [[1, 0], [1, 0]]]
-
-
-def test_has_no_side_effects_in_torch():
-    seen = []
-
-    class Mode(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    values = [torch.ones(1), torch.ones(2)]
-    state = torch.get_rng_state()
-    with Mode(), torch.inference_mode():
-        tap.rooms.trace.stack_padded_tensors("x", values, [0, 1], [0, 0])
-    assert not seen
-    assert torch.equal(torch.get_rng_state(), state)
-    assert not values[0].is_inference()

@@ -5,8 +5,11 @@
     /forward.x/ranks         the rank of every row, likewise
     /forward.x/shapes        if sizes differ: the shape of every row
 
-A group is named after its path; ``/``, ``%`` and characters that HDF5 does not allow are
-percent-encoded as in a URL.
+A group is named after its path; ``/``, ``%`` and NUL are percent-encoded as in a URL.
+
+HDF5 has integers, float16 to float64 and complex numbers. Any other dtype is stored as unsigned
+integers of its size, bit for bit, with its name in the attribute ``tensortap_dtype``: bfloat16 as
+uint16, float8 as uint8, times as int64.
 """
 
 from __future__ import annotations
@@ -21,19 +24,23 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from tensortap.core.dtypes import DTYPES, itemsize, numpy_dtype
 from tensortap.core.errors import MissingExtra, TensortapError
 from tensortap.core.files import file_mode
-from tensortap.rooms.trace.hdf5.values import (
-    Array,
-    StoredValue,
-    check_dtype,
-    integers,
-    stored_value,
-)
+from tensortap.core.record import Number, TensorData, Value
+from tensortap.values.snapshot import borrow
+from tensortap.values.view import as_numpy
+
+Array = NDArray[Any]
+_NATIVE = frozenset(row.name for row in DTYPES.values() if row.numpy == row.name)
+_SWAPPED = re.compile(r">[iufc]\d+")
+_INTEGERS = frozenset(name for name in _NATIVE if DTYPES[name].kind in ("int", "uint"))
+_PYTHON: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
 
 
 def import_h5py() -> Any:
@@ -58,7 +65,7 @@ class HDF5Options:
         h5py = import_h5py()
         for name in ("float_dtype", "int_dtype"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, check_dtype(getattr(self, name), name))
+                object.__setattr__(self, name, _check_dtype(getattr(self, name), name))
         if self.compression is None and self.compression_opts is not None:
             raise TensortapError(
                 f"compression_opts={self.compression_opts!r} needs compression=, such as 'gzip'"
@@ -79,21 +86,107 @@ class HDF5Options:
         return {"compression": self.compression, "compression_opts": self.compression_opts}
 
 
-@functools.lru_cache(maxsize=4096)
 def link_name(path: str) -> str:
     """Return the name of a path's group."""
-    if path in ("", "."):  # for HDF5 "" is no name, and "." is the group itself
-        return "%2E" if path else "%"
-    return re.sub(r"[/%\0\ud800-\udfff]", _escaped, path)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass"))
+    return path.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
 
 
 def path_of(link: str) -> str:
     """Return the path of the group with this name."""
-    return "" if link == "%" else urllib.parse.unquote(link, errors="surrogatepass")
+    return urllib.parse.unquote(link)
+
+
+# -- values --------------------------------------------------------------------------------
+
+
+class _StoredValue(NamedTuple):
+    """A value as it is stored: an array of a dtype that HDF5 has."""
+
+    dtype: str
+    content: Array
+
+
+def _stored_value(
+    value: Any, float_dtype: str | None = None, int_dtype: str | None = None
+) -> _StoredValue:
+    """Return a value as it will be stored, without copying its memory if possible."""
+    name, array = _array(borrow(value), value)
+    wanted = int_dtype if name in _INTEGERS else float_dtype if _is_float(name) else None
+    if wanted is not None and wanted != name:
+        array = _converted(array, name, wanted)
+        name = wanted
+    return _StoredValue(name, array.view(_stored_dtype(name)))
+
+
+def _array(node: Value, value: Any) -> tuple[str, Array]:
+    if isinstance(node, TensorData):
+        return node.dtype, as_numpy(node)
+    if isinstance(node, Number) and node.kind == "complex":
+        return "complex128", np.array(complex(*node.parts), np.complex128)
+    name = _PYTHON.get(type(node))
+    if name is not None:
+        return name, np.array(node, name)
+    if isinstance(node, Number):
+        raise TensortapError("HDF5 cannot store an integer of more than 64 bits")
+    raise TensortapError(
+        f"HDF5 stores tensors and numbers, not a {type(value).__name__}: trace its parts, or "
+        "convert it in an earlier callback"
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _is_float(name: str) -> bool:
+    # packed dtypes, and those that this ml_dtypes does not have, are only bits for NumPy
+    row = DTYPES.get(name)
+    return row is not None and row.kind == "float" and numpy_dtype(name).name == name
+
+
+def _check_dtype(given: Any, option: str) -> str:
+    """Return the name of a dtype of NumPy or torch; raise if it does not fit the option."""
+    name = str(getattr(given, "__name__", given)).removeprefix("torch.")
+    if not (_is_float(name) if option == "float_dtype" else name in _INTEGERS):
+        example = "'float16', 'float32' or 'bfloat16'" if option == "float_dtype" else "'int32'"
+        raise TensortapError(f"{option} must be the name of a dtype, like {example}, got {given!r}")
+    return name
+
+
+def _converted(array: Array, name: str, wanted: str) -> Array:
+    target = numpy_dtype(wanted)
+    if name in _INTEGERS and array.size:
+        limits, low, high = np.iinfo(target), int(array.min()), int(array.max())
+        if low < limits.min or high > limits.max:
+            raise TensortapError(f"int_dtype={wanted!r} cannot hold values from {low} to {high}")
+    with np.errstate(all="ignore"):  # the user chose the dtype: too large values become infinite
+        return array.astype(target)
+
+
+def _stored_dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype in the file for a dtype of tensors.
+
+    >>> _stored_dtype("float32"), _stored_dtype("bfloat16"), _stored_dtype("float8_e4m3fn")
+    (dtype('float32'), dtype('uint16'), dtype('uint8'))
+    """
+    if name in _NATIVE or _SWAPPED.fullmatch(name):
+        return np.dtype(name)
+    size = itemsize(name)
+    if size == 8:  # times
+        return np.dtype(np.int64)
+    return np.dtype(f"u{size}" if size in (1, 2, 4) else f"V{size}")
+
+
+def _integers(item: Any) -> Array:
+    """Return an iteration or a rank, or nested lists of them, as an array padded with -1."""
+    if not isinstance(item, (list, tuple)):
+        return np.array(item, np.int64)
+    parts = [_integers(part) for part in item]
+    if len({part.ndim for part in parts}) > 1:
+        raise TensortapError("iterations and ranks must be nested equally deep in their lists")
+    shape = np.max([part.shape for part in parts], axis=0) if parts else ()
+    array = np.full((len(parts), *shape), -1, np.int64)
+    for i, part in enumerate(parts):
+        corner: Any = (i, *map(slice, part.shape))
+        array[corner] = part
+    return array
 
 
 # -- rows ------------------------------------------------------------------------------------
@@ -166,7 +259,7 @@ class _PathGroup:
         cls,
         parent: Any,
         link: str,
-        value: StoredValue,
+        value: _StoredValue,
         columns: Mapping[str, Any],
         options: HDF5Options,
     ) -> _PathGroup:
@@ -178,7 +271,7 @@ class _PathGroup:
         group["values"].attrs["tensortap_dtype"] = value.dtype
         return cls(group)
 
-    def check(self, value: StoredValue, columns: Mapping[str, Any]) -> None:
+    def check(self, value: _StoredValue, columns: Mapping[str, Any]) -> None:
         """Raise TensortapError if a value does not fit."""
         if value.dtype != self._dtype:
             raise TensortapError(
@@ -273,14 +366,14 @@ class HDF5Writer:
         """Append values with their columns; return the errors of those that do not fit."""
         options = self.options
         failed: dict[int, TensortapError] = {}
-        fitting: list[tuple[StoredValue, dict[str, Any]]] = []
+        fitting: list[tuple[_StoredValue, dict[str, Any]]] = []
         group = self._groups.get(link)
         if group is None and link in self.file:
             group = self._groups[link] = _PathGroup(self.file[link])
         for i, (value, known) in enumerate(zip(values, columns, strict=True)):
             try:
-                stored = stored_value(value, options.float_dtype, options.int_dtype)
-                row = {k: integers(v) for k, v in known.items()}
+                stored = _stored_value(value, options.float_dtype, options.int_dtype)
+                row = {k: _integers(v) for k, v in known.items()}
                 if group is None:
                     self._reserve(0)
                     group = _PathGroup.create(self.file, link, stored, row, options)
