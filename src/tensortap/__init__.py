@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 # Verbs that pull in heavier modules are imported when they are first used. The verb of a room has
 # a line here, one above and one in `__all__`; nothing else in the spine names the room. What else a
-# room has is in its package, such as `tap.rooms.trace.read_hdf5`.
+# room has is in its package, such as `tap.rooms.provenance.reproduce`.
 _LATER = {
     "HDF5": "tensortap.rooms.trace.hdf5.callback",
     "Recorder": "tensortap.rooms.films.recorder",

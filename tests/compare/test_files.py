@@ -13,7 +13,7 @@ import pytest
 import tensortap as tap
 from tensortap.core.errors import NotFound, TensortapError
 from tensortap.rooms.compare.api import path_of
-from tensortap.runs import object_files as files
+from tensortap.rooms.dump import files
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
@@ -146,7 +146,7 @@ def test_registered_formats(folder):
         def __init__(self, text):
             self.text = text
 
-    tap.runs.register_format(
+    tap.rooms.dump.register_format(
         Note, ".note", lambda note, path: path.write_text(note.text),
         lambda path: Note(path.read_text()), lambda a, b: a.text.lower() == b.text.lower(),
     )  # fmt: skip

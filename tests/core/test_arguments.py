@@ -68,9 +68,11 @@ CALLS = [
     (lambda g: g.run.receipt([0]), "rank must be a whole number, got [0]"),
     (lambda g: tap.init(None), "to must be a string or a path, got None"),
     (lambda g: tap.HDF5(None), "path must be a string or a path, got None"),
-    (lambda g: tap.rooms.trace.read_hdf5(None), "path must be a string or a path, got None"),
     (lambda g: tap.viz.read_logframe(3), "path must be a string or a path, got 3"),
-    (lambda g: tap.runs.register_format(int, 3, print, print), "suffix must be a string, got 3"),
+    (
+        lambda g: tap.rooms.dump.register_format(int, 3, print, print),
+        "suffix must be a string, got 3",
+    ),
     # comparing
     (lambda g: tap.compare(1.0, 2.0, atol="x"), "atol must be a number, got 'x'"),
     (lambda g: tap.compare(g.run, g.run, kinds="Weight"), "kinds must be a list of strings, got"),

@@ -11,7 +11,7 @@ import torch
 
 import tensortap as tap
 from tensortap.core.errors import NotFound
-from tensortap.runs import object_files as files
+from tensortap.rooms.dump import files
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +68,7 @@ class Point:
 
 
 def test_registered_format(run):
-    tap.runs.register_format(
+    tap.rooms.dump.register_format(
         Point,
         ".point.json",
         lambda point, path: path.write_text(json.dumps(point.x)) and None,
@@ -86,7 +86,7 @@ def test_registered_format(run):
 
 def test_rejects_invalid_suffix():
     with pytest.raises(ValueError, match="suffix"):
-        tap.runs.register_format(Point, "json", print, print)
+        tap.rooms.dump.register_format(Point, "json", print, print)
 
 
 class Evil:

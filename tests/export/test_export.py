@@ -1,6 +1,5 @@
 """Exports of a run."""
 
-import h5py
 import ml_dtypes
 import numpy as np
 import pyarrow.parquet as pq
@@ -45,55 +44,6 @@ def test_npz(run, tmp_path):
         assert found["dumped@2"].tolist() == [1.0, 1.0, 1.0]
 
 
-def test_hdf5(run, tmp_path):
-    assert run.export(tmp_path / "out.h5") == COUNT + 3  # the texts
-    with h5py.File(tmp_path / "out.h5") as file:
-        group = file["blocks%2F0"]
-        assert group["values"].shape == (3, len(BIG))
-        assert (group["values"][1] == BIG.numpy() + 1).all()
-        assert group["iterations"][:].tolist() == [0, 1, 2]
-        assert group["ranks"][:].tolist() == [0, 0, 0]
-        half = file["half"]["values"]
-        assert half.attrs["tensortap_dtype"] == "bfloat16"
-        assert half[2].view(ml_dtypes.bfloat16).tolist() == [2.0] * 4
-        assert file["again"]["calls"][:].tolist() == [0, 1]
-        assert sorted(file) == [
-            "again", "blocks%2F0", "dumped", "half", "text", "tree[a]", "tree[b][0]", "tree[b][1]",
-        ]  # fmt: skip
-    found = tap.rooms.trace.read_hdf5(tmp_path / "out.h5")
-    assert torch.equal(found["half"].values[2], torch.full((4,), 2, dtype=torch.bfloat16))
-    assert found["tree[b][0]"].values == [1.5] * 3
-    assert found["again"].beside == {"calls": [0, 1]}
-    assert found["text"].values == ["a text"] * 3
-
-
-def test_hdf5_skips_values_it_cannot_hold(tmp_path):
-    path = tap.init(tmp_path / "runs")
-    tap.catch(
-        {"nul": "a\0", "text": "é", "big": 1 << 70, "complex": 1 + 2j, "not utf-8": "\ud800"}, "x"
-    )
-    tap.finish()
-    assert tap.open(path).export(tmp_path / "out.h5") == 1
-    found = tap.rooms.trace.read_hdf5(tmp_path / "out.h5")
-    assert {name: one.values for name, one in found.items()} == {
-        "x[text]": ["é"],
-        "x[complex]": [1 + 2j],
-    }
-
-
-def test_hdf5_of_a_name_with_several_shapes_and_types(tmp_path):
-    path = tap.init(tmp_path / "runs")
-    values = [torch.ones(2), torch.ones(3), torch.ones(2, 2), 1, torch.zeros(3), 2]
-    for value in values:
-        tap.catch(value, "x")
-    tap.finish()
-    assert tap.open(path).export(tmp_path / "out.h5") == len(values)
-    found = tap.rooms.trace.read_hdf5(tmp_path / "out.h5")
-    shapes = {name: [getattr(v, "shape", v) for v in s.values] for name, s in found.items()}
-    assert shapes == {"x": [(2,), (3,), (3,)], "x%~1": [(2, 2)], "x%~2": [1, 2]}
-    assert found["x"].iterations == [0, 1, 4]
-
-
 def test_folder(run, tmp_path):
     assert run.export(tmp_path / "out") == COUNT + 1
     assert (np.load(tmp_path / "out/blocks%2F0@0.npy") == BIG.numpy()).all()
@@ -135,7 +85,7 @@ def test_records_of_several_kinds_do_not_collide(tmp_path):
 
 
 def test_unknown_suffix(run, tmp_path):
-    with pytest.raises(TensortapError, match=r"target must be \.h5"):
+    with pytest.raises(TensortapError, match=r"target must be \.npz"):
         run.export(tmp_path / "out.csv")
 
 
@@ -146,7 +96,7 @@ def test_never_overwrites(run, tmp_path):
     assert (tmp_path / "out.npz").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["out.npz", "out.h5", "out"])
+@pytest.mark.parametrize("name", ["out.npz", "out"])
 def test_repeated_steps_are_kept(tmp_path, name):
     path = tap.init(tmp_path / "runs")
     for value in (1.0, 2.0, 3.0):  # as after an interrupted cell
@@ -161,32 +111,24 @@ def test_repeated_steps_are_kept(tmp_path, name):
     if name == "out.npz":
         with np.load(target) as file:
             found = [file[key] for key in keys]
-    elif name == "out.h5":
-        kept = tap.rooms.trace.read_hdf5(target)["x"]
-        assert kept.iterations == [5, 6, 5, 6, 5, 6]
-        found = kept.values[1::2]
     else:
         found = [np.load(target / f"{key}.npy") for key in keys]
     assert [array.tolist() for array in found] == [[1.0] * 2, [2.0] * 2, [3.0] * 2]
 
 
-@pytest.mark.parametrize("name", ["out.npz", "out.h5"])
-def test_failed_export_leaves_no_file(tmp_path, name):
+def test_failed_export_leaves_no_file(tmp_path):
     path = tap.init(tmp_path / "runs")
     tap.catch(np.zeros(100_000), "x")
     tap.finish()
     (tensors,) = (path / "tensors").rglob("*.safetensors")
     tensors.unlink()
     with pytest.raises((TensortapError, OSError), match="safetensors"):
-        tap.open(path).export(tmp_path / name)
+        tap.open(path).export(tmp_path / "out.npz")
     assert [file.name for file in tmp_path.iterdir()] == ["runs"]
 
 
-@pytest.mark.parametrize("name", ["out.npz", "out.h5"])
-def test_name_with_a_zero_byte(tmp_path, name):
+def test_name_with_a_zero_byte(tmp_path):
     path = tap.init(tmp_path / "runs")
     tap.catch(1.0, "nul\0")
     tap.finish()
-    assert tap.open(path).export(tmp_path / name) == 1
-    if name == "out.h5":
-        assert list(tap.rooms.trace.read_hdf5(tmp_path / name)) == ["nul\0"]
+    assert tap.open(path).export(tmp_path / "out.npz") == 1

@@ -34,7 +34,6 @@ def commands(run: Path, good: Path, out: Path) -> dict[str, list[str]]:
         "compare": ["compare", here, str(good)],
         "compare --json": ["compare", str(good), here, "--json"],
         "export npz": ["export", here, str(out / "a.npz")],
-        "export h5": ["export", here, str(out / "a.h5")],
         "export parquet": ["export", here, str(out / "a.parquet")],
         "export folder": ["export", here, str(out / "folder")],
         "report": ["report", here, str(out / "a.html")],

@@ -12,10 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import tensortap as tap
-from tensortap.core.errors import SchemaError, TensortapError
+from tensortap.core.errors import SchemaError, TensortapError, UntrustedFile
 from tensortap.core.record import Kind, Record
 from tensortap.rooms.logframe.frame import logframe_of
-from tensortap.runs.object_files import UntrustedFile
 from tensortap.stats import summarize_array
 
 pytestmark = pytest.mark.filterwarnings("ignore:The DataFrame has column names of mixed type")

@@ -23,7 +23,7 @@ from tensortap.core.errors import NotFound, TensortapError
 from tensortap.page import view as view_module
 from tensortap.page.catalog import Catalog
 from tensortap.page.server import PORT, Page, listen
-from tensortap.runs.object_files import load_file
+from tensortap.rooms.dump.files import load_file
 from tests.page.conftest import HOSTILE, LAYERS, STEPS, Writer, get, logged_in, serving
 from tests.processes import wait_for
 

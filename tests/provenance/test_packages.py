@@ -6,7 +6,6 @@ import os
 import platform
 import subprocess
 import sys
-import textwrap
 
 import pytest
 
@@ -88,20 +87,6 @@ def test_origin_of_packages_that_are_on_no_index(installed, tmp_path):
     assert packages["vcs"]["url"] == "https://***@example.org/x.git"
     assert packages["vcs"]["commit_id"] == "abc123"
     assert not {"broken", "nothing"} & packages.keys()
-
-
-def test_finds_a_package_that_is_installed_later(installed):
-    installed("early")
-    code = """
-        import pathlib, sys
-        from tensortap.rooms.provenance.packages import packages_info
-        assert "late" not in packages_info()["all_packages"]
-        late = pathlib.Path(sys.path[1]) / "late-2.0.dist-info"
-        late.mkdir()
-        (late / "METADATA").write_text("Name: late\\nVersion: 2.0\\n")
-    """
-    found = installed.look(textwrap.dedent(code))["all_packages"]
-    assert (found["early"], found["late"]) == ("1.0", "2.0")
 
 
 def test_path_and_metadata_of_distributions(installed, tmp_path):

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 from tensortap.core.errors import NotFound, TensortapError
 from tensortap.rooms.provenance import collect, reproduce
-from tensortap.rooms.provenance.recipe import Recipe, requirements
+from tensortap.rooms.provenance.reproduction import Recipe, requirements
 from tensortap.rooms.provenance.stored import StoredPackages, StoredRepository, StoredRuntime
 from tests.provenance.conftest import SRC, Repo, tree
 
@@ -324,18 +324,3 @@ def test_restores_first_state_of_the_code(project, tmp_path):
     helper = "project/src/helper.py"
     assert (made.folder / helper).read_text() == "value = 'changed'\n"
     assert any("changed 1 times" in note for note in made.notes)
-
-
-def test_command_line(recorded, tmp_path):
-    import typer
-    from typer.testing import CliRunner
-
-    from tensortap.rooms.provenance.command import reproduce as command
-
-    app = typer.Typer()
-    app.command()(command)
-    out = tmp_path / "out"
-    done = CliRunner().invoke(app, [str(recorded[1]), "--out", str(out), "--json"])
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["folder"] == str(out)
-    assert f"start it with: sh {out}/run.sh" in done.stderr

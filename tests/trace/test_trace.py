@@ -159,27 +159,20 @@ class Box:
         return "a box"
 
 
-def test_changed_compares_objects_by_content_not_repr():
-    with tap.trace(keeps, ["y", "y.value"]) as tracer:
-        box = Box([1])
-        keeps(box)
-        keeps(box)
-        box.value.append(2)
-        keeps(box)
-    assert [one.value for one in values(tracer, "y")] == [[1], [1, 2]]
-    assert tracer.results["y.value"].iterations == [0, 2]
-    with tap.trace(keeps, ["y"]) as tracer:
-        for value in (box, box, Box([1, 2])):
-            keeps(value)
-    assert tracer.results["y"].iterations == [0]
-
-
 def test_values_that_cannot_be_compared_count_as_changed():
     lock = threading.Lock()
     with tap.trace(keeps, ["y"]) as tracer:
         for value in (1, lock, 1, 1, lock, lock):
             keeps(value)
     assert tracer.results["y"].iterations == [0, 1, 2, 4, 5]
+    box = Box([1])
+    with tap.trace(keeps, ["y", "y.value"]) as tracer:
+        keeps(box)
+        keeps(box)
+        box.value.append(2)
+        keeps(box)
+    assert [one.value for one in values(tracer, "y")] == [[1], [1], [1, 2]]
+    assert tracer.results["y.value"].iterations == [0, 2]
 
 
 def test_overlapping_paths_keep_each_value_once():
@@ -492,23 +485,19 @@ def test_records_in_a_run(open_run):
     assert records[0].tags["mode"] == "train"
     with_clock = [r for r in run.records() if r.name == "keeps.y"]
     assert [(r.step, r.call) for r in with_clock] == [(10, 0), (10, 1), (11, 0), (11, 1)]
-    assert run.get("keeps.y", step=11, trust=True).value == [1]
-    assert with_clock[1].tags["file"].endswith(".pkl")
+    assert run.get("keeps.y", step=11).type.endswith("Box")
 
 
 @pytest.mark.slow
-def test_values_that_no_record_can_hold_are_pickled_in_a_run(open_run):
+def test_values_that_no_record_can_hold_are_type_and_repr_in_a_run(open_run):
     ring = [1]
     ring.append(ring)
     with tap.trace(keeps, ["y"]):
         keeps(ring)
-        keeps(threading.Lock())  # it cannot be pickled either
+        keeps(threading.Lock())
     tap.flush()
     run = tap.open(open_run)
-    back = run.get("keeps.y", step=0, trust=True)
-    assert back[0] == 1
-    assert back[1] is back
-    assert run.get("keeps.y", step=1).type == "_thread.lock"
+    assert run.get("keeps.y", step=0).type == "builtins.list"
     assert [r.type for r in run.records()] == ["builtins.list", "_thread.lock"]
 
 

@@ -12,7 +12,7 @@ from tensortap.core.buffers import Pool
 from tensortap.core.errors import WireError
 from tensortap.core.record import TensorData
 from tensortap.rooms.doctor.contract import Contract, any_values
-from tensortap.runs.object_files import load_file
+from tensortap.rooms.dump.files import load_file
 from tensortap.values import rebuild, snapshot, summary_of
 from tensortap.values.adapters import adapter_of
 from tensortap.values.registry import framework_named, loaded_frameworks

@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-import threading
 import weakref
 from types import SimpleNamespace
 
@@ -371,25 +370,6 @@ def test_selected_ranks_watch(watch, notes, monkeypatch, ranks, rank, watches):
     assert [r["rank"] for r in seen(watcher, notes).records] == [int(rank)] * watches
 
 
-@pytest.mark.usefixtures("no_errors")
-def test_one_replica_of_data_parallel_is_watched(watch, notes):
-    model = nn.DataParallel(nn.Sequential(nn.Linear(2, 2)))
-    watcher = watch({"m": model})
-    inner = model.module
-    # as DataParallel makes them for each device, with the hooks
-    for device in ("cpu", "meta"):
-        replica = inner._replicate_for_data_parallel()
-        linear = inner[0]._replicate_for_data_parallel()
-        for key, parameter in inner[0].named_parameters():
-            setattr(linear, key, parameter.detach().to(device))
-        replica._modules = {"0": linear}
-        replica(torch.ones(1, 2, device=device))
-    found = seen(watcher, notes)
-    assert found.names == ["m", "m.0"]
-    assert len(found.records) == 2
-    assert {r["tags"]["device"] for r in found.records} == {"cpu"}
-
-
 # -- no side effects --------------------------------------------------------------------
 
 
@@ -535,25 +515,6 @@ def test_forked_child_watches_nothing(watch, notes):
     assert os.waitpid(pid, 0)[1] == 0
     model(torch.ones(1, 2))
     assert len(seen(watcher, notes).records) == 2
-
-
-def test_threads(watch, notes):
-    watcher = watch()
-
-    def work(mark):
-        for i in range(50):
-            watcher.catch(float(i), f"thread{mark}")
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    found = seen(watcher, notes)
-    for mark in range(4):
-        assert [r["step"] for r in found.of(f"thread{mark}")] == list(range(50))
-    receipt = watcher.receipt
-    assert (receipt.captured, receipt.processed, receipt.waiting) == (200, 200, 0)
 
 
 def test_failed_start_is_not_repeated(watch, monkeypatch, errors, caplog):

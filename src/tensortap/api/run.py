@@ -18,7 +18,6 @@ from tensortap.core.record import Kind, Opaque, Record
 from tensortap.core.rooms import offer
 from tensortap.live.answers import NameRow
 from tensortap.runs.layout import RUN_FILE
-from tensortap.runs.object_files import load_file
 from tensortap.runs.reader import kept_value
 from tensortap.runs.rows import HEAD_COLUMNS, records_of
 from tensortap.runs.run_reader import RunReader
@@ -60,7 +59,7 @@ class Run(Values):
         record = self.reader.load(head)
         file = record.tags.get("file")
         if file is not None:
-            return load_file(self.reader.file(file), trust=trust)
+            return self.reader.load_file(file, trust=trust)
         return frameworks.rebuild(kept_value(record))
 
     def _load(self, head: Record) -> Record:
@@ -70,7 +69,7 @@ class Run(Values):
         if file is None:
             return record
         try:
-            value = borrow(load_file(self.reader.file(file)))
+            value = borrow(self.reader.load_file(file))
         except TensortapError as error:
             value = Opaque(file, str(error))
         return msgspec.structs.replace(record, value=value)
@@ -112,7 +111,7 @@ class Run(Values):
 
     @checked
     def export(self, target: str | Path, *, names: str | None = None) -> int:
-        """Write the run to ``.npz``, ``.h5``, ``.parquet`` or a folder; return how many records."""
+        """Write the run to ``.npz``, ``.parquet`` or a folder; return how many records."""
         records: int = offer("run.export")(self, target, names=names)
         return records
 

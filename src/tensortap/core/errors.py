@@ -8,6 +8,7 @@
     ├── PatternError      a regular expression is invalid
     ├── SchemaError       a frame is not a LogFrame
     ├── StopTraining      an alert stopped the training
+    ├── UntrustedFile     a file may run code when it is read
     ├── MissingExtra      an optional library is not installed
     ├── MissingRoom       no installed room has this capability
     └── others in the module that raises them, such as CorruptFile
@@ -53,6 +54,10 @@ class StopTraining(TensortapError):
     def __init__(self, message: str, alert: object = None) -> None:
         super().__init__(message)
         self.alert = alert
+
+
+class UntrustedFile(TensortapError):
+    """A file that may run code when it is read; `trust=True` reads it all the same."""
 
 
 class MissingExtra(TensortapError, ImportError):

@@ -1,7 +1,7 @@
 """Rooms: one folder per capability. Each can be deleted, and a package of others can be one.
 
 Re-exports what describes a room; `tensortap.core.rooms` finds the rooms that are installed. What a
-room has beyond its verb is in its package: ``tap.rooms.trace.read_hdf5("trace.h5")``.
+room has beyond its verb is in its package: ``tap.rooms.trace.stack_padded_tensors``.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from tensortap.capture.receipt import Receipt
 from tensortap.core.errors import MissingExtra, NotFound, TensortapError
 from tensortap.core.files import CorruptFile, contained
 from tensortap.core.record import Kind, Record, Value
+from tensortap.core.rooms import offer
 from tensortap.runs import layout
 from tensortap.runs.arrow import column, scalar
 from tensortap.runs.payloads import PayloadFiles
@@ -225,6 +226,10 @@ class RunReader:
             with self.lock:
                 self._mirror.fetch(path.name)
         return path
+
+    def load_file(self, name: str, *, trust: bool = False) -> Any:
+        """Return the object in a file that `dump` wrote; that of a pickle only if it is trusted."""
+        return offer("dump.load_file")(self.file(name), trust=trust)
 
     # -- whole tables ------------------------------------------------------------------------
 

@@ -14,11 +14,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import tensortap as tap
-from tensortap.core.errors import MissingExtra, NotFound, TensortapError
+from tensortap.core.errors import MissingExtra, TensortapError
 from tensortap.rooms.trace.hdf5 import callback
 from tensortap.rooms.trace.hdf5.writer import link_name, path_of
 
@@ -42,15 +40,31 @@ def run(code, folder):
     )  # fmt: skip
 
 
-def same(a, b):
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, torch.Tensor):
-        bits = [t.detach().contiguous().reshape(-1).view(torch.uint8).tolist() for t in (a, b)]
-        return a.dtype == b.dtype and a.shape == b.shape and bits[0] == bits[1]
-    if isinstance(a, np.ndarray):
-        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-    return a == b
+def read(path):
+    """Return the values of each path without padding, and its columns, as plain h5py sees them."""
+    found = {}
+    with h5py.File(path) as file:
+        for link, group in file.items():
+            columns = {name: group[name][:].tolist() for name in ("iterations", "ranks")}
+            count = len(columns["iterations"])
+            rows = list(group["values"][:count])
+            if "shapes" in group:
+                shapes = group["shapes"][:count]
+                rows = [row[(*map(slice, to),)] for row, to in zip(rows, shapes, strict=True)]
+            dtype = group["values"].attrs["tensortap_dtype"]
+            found[path_of(link)] = SimpleNamespace(values=rows, dtype=dtype, **columns)
+    return found
+
+
+def same(value, stored, dtype):
+    if isinstance(value, torch.Tensor):
+        bits = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        names = [str(value.dtype).removeprefix("torch.")]
+    else:
+        bits, own = np.asarray(value).tobytes(), np.asarray(value).dtype
+        names = [own.name, own.str]
+    stored = np.asarray(stored)
+    return (np.shape(value), bits) == (stored.shape, stored.tobytes()) and dtype in names
 
 
 VALUES = {
@@ -69,14 +83,12 @@ VALUES = {
     "numpy": [np.arange(6).reshape(2, 3), np.arange(3).reshape(3, 1)],
     "numpy bfloat16": [np.ones(3, ml_dtypes.bfloat16)],
     "swapped": [np.arange(3, dtype=">f8")],
-    "words": [np.array(["ab", "cde"])],
     "times": [np.array(["2026-01-02"], "M8[ns]")],
     "numpy scalar": [np.float32(3), np.float32(4)],
     "float": [1.5, float("inf")],
     "int": [1, -(2**63)],
     "bool number": [True, False],
     "complex number": [1 + 2j],
-    "texts": ["", "ä€😀", "long " * 5000],
     "many rows": [torch.full((3,), i, dtype=torch.int32) for i in range(3000)],
     "large": [torch.randn(64, 1024) for _ in range(3)],
 }
@@ -96,14 +108,12 @@ def test_values_round_trip(tmp_path, options):
         if len(values) > 1:
             save(saver, name, values[1:], range(1, len(values)), [3] * (len(values) - 1))
     saver.close()
-    found = tap.rooms.trace.read_hdf5(tmp_path / "x.h5")
+    found = read(tmp_path / "x.h5")
     assert set(found) == set(VALUES)
     for name, values in VALUES.items():
         stored = found[name]
-        wrong = [
-            i for i, pair in enumerate(zip(values, stored.values, strict=True)) if not same(*pair)
-        ]
-        assert not wrong, (name, wrong)
+        for value, row in zip(values, stored.values, strict=True):
+            assert same(value, row, stored.dtype), (name, value, row)
         assert stored.iterations == list(range(len(values)))
         assert stored.ranks == [0] + [3] * (len(values) - 1)
 
@@ -112,7 +122,6 @@ def test_plain_h5py_reads_the_file(tmp_path):
     saver = tap.HDF5(tmp_path / "x.h5")
     save(saver, "forward.x", [torch.ones(2, 3), torch.ones(1, 4)], [5, 9], [0, 1])
     save(saver, "forward.h", [torch.tensor([1.5, -2.0]).bfloat16()])
-    save(saver, "note", ["a", "b"])
     saver.close()
     with h5py.File(tmp_path / "x.h5") as file:
         values = file["forward.x/values"]
@@ -127,7 +136,6 @@ def test_plain_h5py_reads_the_file(tmp_path):
         assert half.attrs["tensortap_dtype"] == "bfloat16"
         assert half[0].view(ml_dtypes.bfloat16).tolist() == [1.5, -2.0]
         assert "shapes" not in file["forward.h"]
-        assert file["note/values"].asstr()[:].tolist() == ["a", "b"]
 
 
 def test_stacked_values_keep_lists_of_iterations(tmp_path):
@@ -139,12 +147,10 @@ def test_stacked_values_keep_lists_of_iterations(tmp_path):
         saver("x", values, iterations, ranks)
     saver.close()
     assert saver.datasets["x"].shape == (3, 4, 2, 3)
-    found = tap.rooms.trace.read_hdf5(tmp_path / "x.h5", "x")["x"]
+    found = read(tmp_path / "x.h5")["x"]
     assert [v.shape[0] for v in found.values] == [4, 4, 2]
-    assert found.iterations == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert found.ranks == [[0, 1, 0, 1], [0, 1, 0, 1], [0, 1]]
-    with h5py.File(tmp_path / "x.h5") as file:
-        assert file["x/iterations"][:].tolist()[-1] == [8, 9, -1, -1]
+    assert found.iterations == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, -1, -1]]
+    assert found.ranks == [[0, 1, 0, 1], [0, 1, 0, 1], [0, 1, -1, -1]]
 
 
 def test_chosen_dtypes(tmp_path):
@@ -170,12 +176,10 @@ def test_chosen_dtypes(tmp_path):
     [
         (torch.ones(2), torch.ones(2).double(), "holds float32, this value is float64"),
         (torch.ones(2), torch.ones(2, 2), "rows of 1 dimensions, this value has 2"),
-        (torch.ones(2), "text", "holds float32, this value is str"),
+        (torch.ones(2), "text", "not a str: trace its parts"),
         (1.5, None, "not a NoneType: trace its parts"),
         (1.5, {"a": 1.5}, "not a dict: trace its parts"),
         (1, 2**70, "more than 64 bits"),
-        ("a", "b\0c", "NUL"),
-        ("a", "b\udc80", "not a str"),
         (torch.ones(2), torch.ones(2).to_sparse(), "to_dense"),
     ],
 )
@@ -187,7 +191,7 @@ def test_values_that_do_not_fit_stay_in_the_lists(tmp_path, first, second, messa
     assert values[0] is second
     assert (len(values), iterations, ranks) == (1, [1], [0])
     saver.close()
-    assert tap.rooms.trace.read_hdf5(saver.path)["path"].iterations == [0, 2]
+    assert read(saver.path)["path"].iterations == [0, 2]
 
 
 def test_rejects_lists_of_different_lengths(tmp_path):
@@ -204,16 +208,16 @@ def test_existing_file(tmp_path):
         tap.HDF5(path)
     kept = tap.HDF5(path, exists="keep")
     save(kept, "x", [2.0], [7])
-    save(kept, "y", ["new"])
+    save(kept, "y", [5])
     kept.close()
-    found = tap.rooms.trace.read_hdf5(path)
+    found = read(path)
     assert (found["x"].values, found["x"].iterations) == ([1.0, 2.0], [0, 7])
-    assert found["y"].values == ["new"]
+    assert found["y"].values == [5]
     replaced = tap.HDF5(path, exists="replace")
-    assert set(tap.rooms.trace.read_hdf5(path)) == {"x", "y"}  # until the first value
+    assert set(read(path)) == {"x", "y"}  # until the first value
     save(replaced, "z", [3.0])
     replaced.close()
-    assert set(tap.rooms.trace.read_hdf5(path)) == {"z"}
+    assert set(read(path)) == {"z"}
     assert os.listdir(path.parent) == ["x.h5"]
     with pytest.raises(TensortapError, match="got 'append'"):
         tap.HDF5(path, exists="append")
@@ -225,10 +229,6 @@ def test_rejects_file_of_another_program(tmp_path):
     saver = tap.HDF5(tmp_path / "x.h5", exists="keep")
     with pytest.raises(TensortapError, match="not written by tensortap"):
         save(saver, "x", [1.0])
-    with pytest.raises(TensortapError, match="not written by tensortap"):
-        tap.rooms.trace.read_hdf5(tmp_path / "x.h5")
-    with pytest.raises(NotFound, match="no such file"):
-        tap.rooms.trace.read_hdf5(tmp_path / "y.h5")
 
 
 def test_value_after_close_opens_the_file_again(tmp_path):
@@ -242,8 +242,6 @@ def test_value_after_close_opens_the_file_again(tmp_path):
     save(saver, "x", [2.0])
     saver.close()
     assert saver.datasets["x"][:].tolist() == [1.0, 2.0]
-    with pytest.raises(NotFound, match=r"no 'y' in .*; it contains x"):
-        tap.rooms.trace.read_hdf5(saver.path, "y")
 
 
 @pytest.mark.parametrize(
@@ -274,13 +272,10 @@ def test_each_rank_has_its_own_file(tmp_path, monkeypatch):
     assert saver.path == tmp_path / "x_rank3.h5"
 
 
-@given(st.text(st.characters(codec=None), max_size=8))
-def test_link_name_of_any_path_round_trips(path):
-    link = link_name(path)
-    assert path_of(link) == path
-    assert not {"/", "\0"} & set(link)
-    assert link not in ("", ".")
-    link.encode()
+def test_link_names_round_trip():
+    for path in ("forward.x", "a/b", "50%", "%2F", "nul\0", "ü.'a.b'"):
+        assert path_of(link_name(path)) == path
+        assert not {"/", "\0"} & set(link_name(path))
 
 
 # -- crash safety -------------------------------------------------------------------------
@@ -290,10 +285,9 @@ GROW = """
 import numpy as np
 
 def grow(saver, step):
-    '''A step that changes the file in every way: rows, sizes, paths, texts, small and large.'''
+    '''A step that changes the file in every way: rows, sizes, paths, small and large.'''
     saver("x", [np.full((64, 64), float(step))], [step], [0])
     saver("sizes", [np.full((1 + step % 7, 1 + step // 7), float(step))], [step], [0])
-    saver("text", [f"step {step} " * 20], [step], [0])
     if step % 5 == 0:
         saver(f"new {step}", [step], [step], [0])
 """
@@ -314,17 +308,14 @@ sys.stdin.read()
 
 def _check(found, confirmed):
     """Check that the file holds a prefix of the steps, at least the confirmed ones."""
-    for name in ("x", "sizes", "text"):
+    for name in ("x", "sizes"):
         stored = found[name]
         steps = stored.iterations
         assert steps == list(range(len(steps)))
         assert len(steps) > confirmed
         for step, value in zip(steps, stored.values, strict=True):
-            if name == "text":
-                assert value == f"step {step} " * 20
-            else:
-                assert (value == step).all()
-                assert value.shape == ((64, 64) if name == "x" else (1 + step % 7, 1 + step // 7))
+            assert (value == step).all()
+            assert value.shape == ((64, 64) if name == "x" else (1 + step % 7, 1 + step // 7))
     for name, stored in found.items():
         if name.startswith("new"):
             assert stored.values == [int(name.split()[1])]
@@ -347,14 +338,12 @@ def test_kill_9_keeps_what_was_flushed(tmp_path, options, unflushed):
     finally:
         child.kill()
         child.communicate(timeout=60)
-    _check(tap.rooms.trace.read_hdf5(path), 39)
-    with h5py.File(path, "r") as file:  # plain h5py reads it
-        assert len(file["x/iterations"]) >= 40
+    _check(read(path), 39)
     kept = tap.HDF5(path, exists="keep", **options)
     save(kept, "x", [np.full((64, 64), 7.0)], [1000])
     save(kept, "after", [1.0])
     kept.close()
-    found = tap.rooms.trace.read_hdf5(path)
+    found = read(path)
     assert found["x"].iterations[:40] == list(range(40))
     assert found["x"].iterations[-1] == 1000
     assert (found["x"].values[-1] == 7).all()
@@ -368,10 +357,10 @@ def test_default_flush_interval(tmp_path, monkeypatch):
     for step in range(6):
         now += 0.09
         save(saver, "x", [float(step)], [step])
-        seen.append(len(tap.rooms.trace.read_hdf5(saver.path)["x"].values))
+        seen.append(len(read(saver.path)["x"].values))
     assert seen == [1, 1, 1, 4, 4, 4]
     saver.close()
-    assert len(tap.rooms.trace.read_hdf5(saver.path)["x"].values) == 6
+    assert len(read(saver.path)["x"].values) == 6
 
 
 def test_only_one_program_writes_a_file(tmp_path):
@@ -386,11 +375,11 @@ def test_only_one_program_writes_a_file(tmp_path):
     """
     done = run(code, tmp_path)
     assert "already being written" in done.stdout
-    tap.rooms.trace.read_hdf5(saver.path)  # does not release the lock
+    read(saver.path)  # does not release the lock
     with pytest.raises(TensortapError, match="by this or another program"):
         save(tap.HDF5(saver.path, exists="keep"), "x", [2.0])
     saver.close()
-    assert tap.rooms.trace.read_hdf5(saver.path)["x"].values == [1.0]
+    assert read(saver.path)["x"].values == [1.0]
 
 
 def test_program_that_ends_without_closing(tmp_path):
@@ -410,7 +399,7 @@ def test_program_that_ends_without_closing(tmp_path):
     done = run(code, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"this is a fork of the process that writes {tmp_path / 'x.h5'}" in done.stdout
-    assert tap.rooms.trace.read_hdf5(tmp_path / "x.h5")["x"].values == [1.0, 2.0, 4.0]
+    assert read(tmp_path / "x.h5")["x"].values == [1.0, 2.0, 4.0]
     assert os.listdir(tmp_path) == ["x.h5"]
 
 
@@ -430,7 +419,7 @@ def test_full_disk(tmp_path):
             saver("x", values, iterations, ranks)
         except tap.TensortapError as error:
             print(error)
-        print(len(values), tap.rooms.trace.read_hdf5("x.h5")["x"].iterations)
+        print(len(values), saver.datasets["x"].parent["iterations"][:])
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         saver("x", values, iterations, ranks)
         print(len(values), saver.datasets["x"].shape)
@@ -441,64 +430,5 @@ def test_full_disk(tmp_path):
     lines = done.stdout.splitlines()
     assert f"x cannot be written to {tmp_path / 'x.h5'}" in lines[0]
     assert lines[1:] == ["1 [0]", "0 (2, 10000)"]
-    found = tap.rooms.trace.read_hdf5(tmp_path / "x.h5")["x"]
+    found = read(tmp_path / "x.h5")["x"]
     assert [len(v) for v in found.values] == [1000, 10_000]
-
-
-def stored_file(tmp_path):
-    saver = tap.HDF5(tmp_path / "x.h5")
-    save(saver, "x", [torch.ones(3)])
-    saver.close()
-    return tmp_path / "x.h5"
-
-
-def external_link(file, secret):
-    file["y"] = h5py.ExternalLink(str(secret), "/")
-
-
-def soft_link(file, secret):
-    file["y"] = h5py.SoftLink("/x")
-
-
-def link_within(file, secret):
-    del file["x/values"]
-    file["x/values"] = h5py.ExternalLink(str(secret), "/values")
-
-
-def external_storage(file, secret):
-    del file["x/values"]
-    file["x"].create_dataset("values", (1, 3), "u1", external=[(str(secret), 0, 3)])
-
-
-def virtual_dataset(file, secret):
-    del file["x/values"]
-    layout = h5py.VirtualLayout((1, 3), "f4")
-    layout[:] = h5py.VirtualSource(str(secret), "values", (1, 3))
-    file["x"].create_virtual_dataset("values", layout)
-
-
-def huge_dataset(file, secret):
-    del file["x/values"]
-    file["x"].create_dataset("values", (2**40,), "f4", chunks=(1024,))
-
-
-@pytest.mark.attack("HDF5 file that names other files")
-@pytest.mark.parametrize(
-    "attack",
-    [external_link, soft_link, link_within, external_storage, virtual_dataset, huge_dataset],
-)
-def test_reads_no_other_file(tmp_path, attack):
-    secret = tmp_path / "secret"
-    secret.write_text("root:x:0")
-    path = stored_file(tmp_path)
-    with h5py.File(path, "r+") as file:
-        attack(file, secret)
-    with pytest.raises(TensortapError, match=r"is a link|in another file|cannot be"):
-        tap.rooms.trace.read_hdf5(path)
-
-
-@pytest.mark.attack("pipe instead of a file")
-def test_opens_only_regular_files(tmp_path):
-    os.mkfifo(tmp_path / "x.h5")
-    with pytest.raises(TensortapError, match="is not a regular file"):
-        tap.rooms.trace.read_hdf5(tmp_path / "x.h5")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -13,10 +10,10 @@ import tensortap as tap
 from tensortap.core.errors import TensortapError
 
 
-def stacked(values, **options):
+def stacked(values):
     values = list(values)
     iterations, ranks = list(range(len(values))), [0] * len(values)
-    tap.rooms.trace.stack_padded_tensors("x", values, iterations, ranks, **options)
+    tap.rooms.trace.stack_padded_tensors("x", values, iterations, ranks)
     if len(values) == 1 and iterations != [0]:
         assert (iterations, ranks) == ([list(range(len(ranks[0])))], [[0] * len(ranks[0])])
     return values
@@ -43,21 +40,6 @@ def test_every_dtype(dtype):
     (found,) = stacked([a, b])
     assert found.dtype == dtype
     assert found.to(torch.complex128).real.tolist() == [[1, 1, 0], [1, 1, 1]]
-
-
-def test_fill():
-    fill = functools.partial(tap.rooms.trace.stack_padded_tensors, fill=math.nan)
-    values, iterations, ranks = [torch.ones(1), torch.ones(2)], [0, 1], [0, 0]
-    fill("x", values, iterations, ranks)
-    assert math.isnan(values[0][0, 1])
-    assert math.isnan(stacked([np.ones(1), np.ones(2)], fill=math.nan)[0][0, 1])
-    for one in (torch.ones(1).int(), np.ones(1, int)):
-        two = one.repeat(2)
-        with pytest.raises(TensortapError, match=r"with nan: .* has no such value"):
-            stacked([one, two], fill=math.nan)
-    powers = torch.float8_e8m0fnu  # has no zero
-    with pytest.raises(TensortapError, match=r"with 0: .* has no such value"):
-        stacked([torch.ones(1).to(powers), torch.ones(2).to(powers)])
 
 
 def test_numbers():
@@ -97,20 +79,3 @@ def test_different_dtypes():
 def test_missing_dimensions_come_first(ones):
     (found,) = stacked([ones(()), ones(2), ones((2, 1))])
     assert found.tolist() == [[[1, 0], [0, 0]], [[1, 1], [0, 0]], [[1, 0], [1, 0]]]
-
-
-def test_has_no_side_effects_in_torch():
-    seen = []
-
-    class Mode(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    values = [torch.ones(1), torch.ones(2)]
-    state = torch.get_rng_state()
-    with Mode(), torch.inference_mode():
-        tap.rooms.trace.stack_padded_tensors("x", values, [0, 1], [0, 0])
-    assert not seen
-    assert torch.equal(torch.get_rng_state(), state)
-    assert not values[0].is_inference()

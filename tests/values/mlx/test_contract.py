@@ -6,7 +6,7 @@ from tensortap.core.buffers import Pool
 from tensortap.core.dtypes import DTYPES
 from tensortap.core.errors import CaptureError
 from tensortap.core.record import TensorData
-from tensortap.runs.object_files import format_of, load_file
+from tensortap.rooms.dump.files import format_of, load_file
 from tensortap.values import rebuild, snapshot
 from tests.values.contract import FrameworkContract
 

@@ -9,8 +9,8 @@ from typing import Any
 from tensortap.core.arguments import checked
 from tensortap.core.errors import NotFound, TensortapError
 from tensortap.rooms.compare.values import compare_values
+from tensortap.rooms.dump.files import load_file, suffixes
 from tensortap.runs.layout import RUN_FILE
-from tensortap.runs.object_files import load_file, suffixes
 from tensortap.runs.run_reader import is_url
 
 

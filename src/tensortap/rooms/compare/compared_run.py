@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from tensortap.core.record import Kind, Record, TensorData
+from tensortap.rooms.dump.files import load_file
 from tensortap.runs.assemble import assemble
-from tensortap.runs.object_files import load_file
 from tensortap.runs.reader import value_of
 from tensortap.runs.rows import NO_VALUE
 from tensortap.runs.run_reader import RunReader

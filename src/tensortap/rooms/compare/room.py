@@ -6,7 +6,7 @@ from tensortap.rooms import Room, Tab
 
 ROOM = Room(
     name="compare",
-    needs=("figures", "report"),
+    needs=("dump", "figures", "report"),
     commands={"compare": "tensortap.rooms.compare.command:compare"},
     tabs=(Tab("compare.js", 70),),
     routes="tensortap.rooms.compare.routes:ROUTES",

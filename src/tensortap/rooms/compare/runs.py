@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tensortap.core.arguments import checked
-from tensortap.core.errors import TensortapError
+from tensortap.core.errors import TensortapError, UntrustedFile
 from tensortap.core.patterns import TypedPattern
 from tensortap.core.record import Summary, TensorData
 from tensortap.rooms.compare.compared_run import ComparedRun, RecordPart, batch_of, whole
@@ -40,7 +40,6 @@ from tensortap.rooms.compare.rules import RuleSet, load_rules
 from tensortap.rooms.compare.tensors import Tolerance, check_tolerance, nudged
 from tensortap.rooms.compare.values import compare_with
 from tensortap.runs.assemble import Disagreement
-from tensortap.runs.object_files import UntrustedFile
 from tensortap.stats import summarize_array
 from tensortap.stats.merge import merge
 from tensortap.stats.shard_digest import add_digests, is_shard_digest

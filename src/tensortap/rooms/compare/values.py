@@ -8,7 +8,7 @@
 - Text, bytes, None: exactly. A number and text differ.
 - Dicts by key, lists and tuples by position (list or tuple is only noted), sets by member,
   namedtuples and dataclasses by field.
-- Types registered with a comparison (`tap.runs.register_format`): by that comparison.
+- Types registered with a comparison (`tap.rooms.dump.register_format`): by that comparison.
 - All other objects: by ``==`` if their class defines it, else by their attributes.
 """
 
@@ -29,7 +29,7 @@ from tensortap.core.record import Blob, Fields, Items, Mapping, Number, Opaque, 
 from tensortap.core.values import DEPTH
 from tensortap.rooms.compare.result import Comparison
 from tensortap.rooms.compare.tensors import Tolerance, check_tolerance, compare_tensors
-from tensortap.runs.object_files import own_comparison
+from tensortap.rooms.dump.files import own_comparison
 from tensortap.stats.conversion import is_number
 from tensortap.values.adapters import safe_repr
 from tensortap.values.rebuild import rebuild

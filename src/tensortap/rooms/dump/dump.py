@@ -16,9 +16,9 @@ from tensortap.capture.queue import write_to
 from tensortap.core import ranks
 from tensortap.core.files import restrict
 from tensortap.core.record import Kind, Record
+from tensortap.rooms.dump.files import format_of
 from tensortap.runs.folders import file_name
 from tensortap.runs.init import OpenRun, could_not_open, current
-from tensortap.runs.object_files import format_of
 
 _sites = CallSites("obj")
 

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 def export(
     run: Path = typer.Argument(..., help="Folder of a run."),
-    target: Path = typer.Argument(..., help="out.npz, out.h5, out.parquet, or a folder out/."),
+    target: Path = typer.Argument(..., help="out.npz, out.parquet, or a folder out/."),
     names: str | None = typer.Option(None, help="Only names that match this regular expression."),
     to: str | None = typer.Option(
         None, help="tensorboard or wandb: write statistics to the folder out/. Nothing is sent."
     ),
 ) -> None:
-    """Export the tensors of a run to .npz, .h5 or a folder, or its table to .parquet.
+    """Export the tensors of a run to .npz or a folder, or its table to .parquet.
 
     With --to, export its statistics for TensorBoard or wandb.
     """

@@ -17,11 +17,9 @@ from tensortap.core.errors import TensortapError
 from tensortap.core.files import check_regular
 from tensortap.core.patterns import compile_pattern
 from tensortap.core.record import Kind, Record, TensorData
-from tensortap.core.rooms import offers
 from tensortap.core.values import leaves
 from tensortap.runs.arrow import column
 from tensortap.runs.folders import file_name
-from tensortap.runs.object_files import load_file
 from tensortap.values.snapshot import borrow
 from tensortap.values.view import as_numpy
 
@@ -30,36 +28,23 @@ if TYPE_CHECKING:
 
 Progress = Callable[[Iterable[Any], int], Any]
 Leaves = list[tuple[str, Any]]
-Writer = Callable[["Run", Path, Iterable[Record], set[str]], int]
-"""Writes the records of some names into a file, and returns how many it has written.
-
-Rooms offer them as ``export.formats``, by suffix. A writer writes into `draft` first.
-"""
-
-NUMBERS = (TensorData, bool, int, float)
+_NUMBERS = (TensorData, bool, int, float)
 _REPEAT = "~repeat"  # tag of a record whose step was already recorded
 
 
 def export(
     run: Run, target: str | Path, *, names: str | None = None, progress: Progress | None = None
 ) -> int:
-    """Write a run to ``.npz``, ``.h5``, ``.parquet`` or a folder; return how many records.
+    """Write a run to ``.npz``, ``.parquet`` or a folder; return how many records.
 
-    Texts are only in ``.h5`` and ``.parquet``. Records without an array, number or text
-    (statistics, dumped objects) are only in ``.parquet`` and in a folder, which gets copies of the
-    dumped files.
+    Records without an array or a number (texts, statistics, dumped objects) are only in
+    ``.parquet`` and, as copies of dumped files, in a folder.
     """
     check_path("target", target)
     path = Path(target)
-    writers: dict[str, Writer] = {".npz": _npz, ".parquet": _parquet}
-    for formats in offers("export.formats"):
-        writers |= formats
-    write = writers.get(path.suffix)
-    if write is None:
-        if path.suffix and not path.is_dir():
-            known = ", ".join(sorted(writers))
-            raise TensortapError(f"target must be {known} or a folder, got {path.suffix!r}")
-        write = _folder
+    write = {".npz": _npz, ".parquet": _parquet}.get(path.suffix, _folder)
+    if write is _folder and path.suffix and not path.is_dir():
+        raise TensortapError(f"target must be .npz, .parquet or a folder, got {path.suffix!r}")
     if path.exists() and not path.is_dir():
         raise TensortapError(f"{path} exists: remove it, or choose another name")
     pattern = compile_pattern(names or "")
@@ -70,11 +55,11 @@ def export(
     try:
         return write(run, path, (_load(run, head, counts) for head in tracked), set(wanted))
     except BaseException:
-        draft(path).unlink(missing_ok=True)
+        _draft(path).unlink(missing_ok=True)
         raise
 
 
-def draft(path: Path) -> Path:
+def _draft(path: Path) -> Path:
     """Return the file that gets the name of a target when it is complete."""
     return path.with_name(path.name + ".part")
 
@@ -89,22 +74,22 @@ def _load(run: Run, head: Record, counts: collections.Counter[tuple[object, ...]
     return msgspec.structs.replace(record, tags={**record.tags, _REPEAT: str(repeat)})
 
 
-def title_of(record: Record) -> str:
+def _title(record: Record) -> str:
     """Return the name of a record, with its kind unless it is a value."""
     return record.name if record.kind is Kind.VALUE else f"{record.name}.{record.kind.value}"
 
 
-def leaves_of(run: Run, record: Record, types: tuple[type, ...] = NUMBERS) -> Leaves:
-    """Return the leaves of a record that have one of these types, each with its path."""
+def _numbers(run: Run, record: Record) -> Leaves:
+    """Return the arrays and numbers in the value of a record, each with its path."""
     value = record.value
     file = record.tags.get("file")
     if file is not None:
         try:
-            loaded = load_file(run.reader.file(file))
+            loaded = run.reader.load_file(file)
         except TensortapError:  # reading it could run code
             return []
         value = borrow(loaded)
-    wanted = [(path, leaf) for path, leaf in leaves(value, key=str) if isinstance(leaf, types)]
+    wanted = [(path, leaf) for path, leaf in leaves(value, key=str) if isinstance(leaf, _NUMBERS)]
     # a borrowed tensor is valid only as long as the loaded object
     return wanted if file is None else [(path, _copy(leaf)) for path, leaf in wanted]
 
@@ -120,10 +105,10 @@ def _arrays(run: Run, record: Record) -> Leaves:
     rank = f"_rank{record.rank}" if len(run.reader.ranks) > 1 else ""
     call = f".{record.call}" if record.call else ""
     repeat = f"~{record.tags[_REPEAT]}" if _REPEAT in record.tags else ""
-    key = f"{title_of(record)}@{record.step}{call}{repeat}{rank}"
+    key = f"{_title(record)}@{record.step}{call}{repeat}{rank}"
     return [
         (file_name(key + path), _storable(as_numpy(leaf) if isinstance(leaf, TensorData) else leaf))
-        for path, leaf in leaves_of(run, record)
+        for path, leaf in _numbers(run, record)
     ]
 
 
@@ -142,14 +127,14 @@ def _npz(run: Run, path: Path, records: Iterable[Record], names: set[str]) -> in
 
     count = 0
     # one array at a time: numpy.savez needs all of them in memory
-    with zipfile.ZipFile(draft(path), "w", allowZip64=True) as archive:
+    with zipfile.ZipFile(_draft(path), "w", allowZip64=True) as archive:
         for record in records:
             arrays = _arrays(run, record)
             for name, array in arrays:
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
                     numpy.lib.format.write_array(stream, array, allow_pickle=False)
             count += bool(arrays)
-    draft(path).replace(path)
+    _draft(path).replace(path)
     return count
 
 
@@ -183,6 +168,6 @@ def _parquet(run: Run, path: Path, records: Iterable[Record], names: set[str]) -
     table = run.reader.table()
     wanted = pc.is_in(table.column("name"), column(sorted(names), pa.string()))
     kept = table.filter(pc.and_(wanted, pc.invert(table.column("missing"))))
-    pq.write_table(kept, draft(path), compression="zstd")
-    draft(path).replace(path)
+    pq.write_table(kept, _draft(path), compression="zstd")
+    _draft(path).replace(path)
     return int(kept.num_rows)

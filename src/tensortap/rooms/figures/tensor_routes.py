@@ -15,13 +15,13 @@ from starlette.responses import FileResponse, Response
 
 from tensortap.core.errors import NotFound
 from tensortap.core.record import Kind, Record, Summary
+from tensortap.core.rooms import offer
 from tensortap.core.values import leaves
 from tensortap.page.catalog import CatalogEntry
 from tensortap.page.responses import PageRequest
 from tensortap.rooms.figures.figures import histogram_figure, tensor_figure
 from tensortap.rooms.figures.figures.theme import themed
 from tensortap.runs.folders import file_name
-from tensortap.runs.object_files import format_of, load_file
 from tensortap.runs.reader import Reader, find_all, value_of
 from tensortap.runs.rows import STATISTICS
 from tensortap.runs.run_reader import RunReader
@@ -123,7 +123,7 @@ def download(request: PageRequest) -> Response:
     # through a file: memory may not have room for a second copy
     with tempfile.NamedTemporaryFile(suffix=".npy", delete=False) as file:
         path = Path(file.name)
-    format_of(array).save(array, path)
+    offer("dump.save_file")(array, path)
     record = found.record
     name = f"{file_name(record.name)}_step{record.step}_rank{record.rank}.npy"
     headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(name)}"}
@@ -180,7 +180,7 @@ def _tensors_of(reader: Reader, record: Record) -> dict[str, Any]:
     """Return the tensors of a record by their path."""
     file = record.tags.get("file")
     if file is not None and isinstance(reader, RunReader):
-        value = borrow(load_file(reader.file(file)))
+        value = borrow(reader.load_file(file))
     else:
         value = value_of(record)
     arrays = ((where, array_of(leaf)) for where, leaf in leaves(value))

@@ -14,7 +14,6 @@ from tensortap.core.record import Kind, Record
 from tensortap.rooms.films.frames import Painter
 from tensortap.rooms.films.style import Style
 from tensortap.rooms.films.video import FORMATS, VideoWriter, check_fps
-from tensortap.runs.object_files import load_file
 from tensortap.runs.reader import Reader, find_all
 from tensortap.runs.run_reader import RunReader
 from tensortap.values.snapshot import borrow
@@ -67,7 +66,7 @@ def _load(reader: Reader, head: Record) -> Record:
     file = record.tags.get("file")
     if file is None or not isinstance(reader, RunReader):
         return record
-    return msgspec.structs.replace(record, value=borrow(load_file(reader.file(file))))
+    return msgspec.structs.replace(record, value=borrow(reader.load_file(file)))
 
 
 def records_of(

@@ -18,9 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from tensortap.core.arguments import checked
-from tensortap.core.errors import SchemaError, TensortapError
+from tensortap.core.errors import SchemaError, TensortapError, UntrustedFile
 from tensortap.core.limits import format_size, has_room
-from tensortap.runs.object_files import UntrustedFile
 from tensortap.runs.rows import schema
 from tensortap.table.kinds import KINDS, need_pandas, tensor_type
 

@@ -104,7 +104,7 @@ def repository_info(
         warnings = []
         if redacted:
             info["redacted_lines"] = redacted
-            warnings.append(f"{len(redacted)} lines of {patch.name} held credentials: ***")
+            warnings.append(f"{redacted} lines of {patch.name} held credentials: ***")
         if Path(info["repository"], ".gitmodules").exists():
             warnings.append("submodules are stored as commits, without changes in them")
         if warnings:

@@ -1,7 +1,7 @@
 """Write the provenance of this process into a run folder, and keep it up to date.
 
 The files are ``runtime_info.json``, ``packages.json``, ``git_info.json`` and, if there are
-uncommitted changes, ``project.patch``; `versions` describes what happens to older versions.
+uncommitted changes, ``project.patch``; `stored` describes what happens to older versions.
 Nothing raises into training: an error is logged once and the other files are written.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensortap.rooms.provenance import versions
+from tensortap.rooms.provenance import stored
 from tensortap.rooms.provenance.git import collect_git
 from tensortap.rooms.provenance.gitcmd import Git
 from tensortap.rooms.provenance.modifications import Finder, Replaced, Seen
@@ -92,9 +92,9 @@ class ProvenanceCollector:
 
     def _runtime(self) -> None:
         info = runtime_info()
-        before = versions.read_version(self._folder, "runtime_info")
+        before = stored.read_version(self._folder, "runtime_info")
         if before is None or comparable(before) != comparable(info):
-            versions.write(self._folder, "runtime_info", info, keep=before is not None)
+            stored.write(self._folder, "runtime_info", info, keep=before is not None)
 
     def look(self) -> None:
         """Note which functions are replaced at this moment; takes a few milliseconds."""
@@ -108,16 +108,16 @@ class ProvenanceCollector:
     def _packages(self) -> None:
         self.doing = "listing the packages"
         info = packages_info()
-        before = versions.read_version(self._folder, "packages")
+        before = stored.read_version(self._folder, "packages")
         if before != info:
             # a package that was imported in the meantime is no new version
             keep = before is not None and not _only_adds(before, info)
-            versions.write(self._folder, "packages", info, keep=keep)
+            stored.write(self._folder, "packages", info, keep=keep)
 
     def _git(self) -> None:
         self.doing = "reading the uncommitted changes"
-        before = versions.read_version(self._folder, "git_info")
-        packages = versions.read_version(self._folder, "packages") or {}
+        before = stored.read_version(self._folder, "git_info")
+        packages = stored.read_version(self._folder, "packages") or {}
         with tempfile.TemporaryDirectory(dir=self._folder, prefix=".provenance-") as scratch:
             info = collect_git(
                 Path(scratch),
@@ -152,10 +152,10 @@ class ProvenanceCollector:
             return
         target = self._folder / patch.name
         if not is_first:
-            versions.archive(self._folder, "git_info", patch.name)
+            stored.archive(self._folder, "git_info", patch.name)
         if patch.exists():
             os.replace(patch, target)
-        versions.write(self._folder, "git_info", info, keep=False)
+        stored.write(self._folder, "git_info", info, keep=False)
         if not info["project_git_info"]["git_diff"]:
             target.unlink(missing_ok=True)
 

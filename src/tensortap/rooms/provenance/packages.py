@@ -7,7 +7,6 @@ develop``, which has no ``direct_url.json``, count as installed normally.
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import json
 import os
@@ -34,7 +33,7 @@ def packages_info() -> dict[str, Any]:
     """
     redactor = Redactor()
     imported = _imported()
-    installed = _installed()
+    installed = list(_distributions())
     used: dict[str, dict[str, Any]] = {}
     for name, version, dist in installed:
         location = imported.get(normalized(name))
@@ -58,25 +57,6 @@ def normalized(name: str) -> str:
     'ruamel-yaml-clib'
     """
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-_known: tuple[object, list[tuple[str, str, Distribution]]] | None = None
-
-
-def _installed() -> list[tuple[str, str, Distribution]]:
-    """Return all distributions, from memory unless a folder on the path has changed."""
-    global _known
-    stamp = [(folder, _changed_at(folder)) for folder in sys.path]
-    if _known is None or _known[0] != stamp:
-        _known = stamp, list(_distributions())
-    return _known[1]
-
-
-def _changed_at(folder: str) -> int:
-    try:
-        return os.stat(folder or ".").st_mtime_ns
-    except OSError:
-        return 0
 
 
 def _distributions() -> Iterator[tuple[str, str, Distribution]]:
@@ -111,18 +91,12 @@ def _imported() -> dict[str, str]:
     return found
 
 
-@functools.cache
-def _direct_url(dist: Distribution) -> Any:
-    """Return what an installer has stated about the origin of a distribution, if anything."""
-    try:
-        return json.loads(_read(dist, "direct_url.json") or "null")
-    except ValueError:
-        return None
-
-
 def _origin(dist: Distribution, redactor: Redactor) -> dict[str, Any]:
     """Return where a distribution came from, if not from an index."""
-    stated = _direct_url(dist)
+    try:
+        stated = json.loads(_read(dist, "direct_url.json") or "null")
+    except ValueError:
+        return {}
     if not isinstance(stated, dict) or not isinstance(stated.get("url"), str):
         return {}
     url: str = stated["url"]

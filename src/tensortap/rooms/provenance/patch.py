@@ -3,21 +3,21 @@
 A patch holds staged and unstaged changes, binary files, modes, and those untracked files that are
 not ignored and fit into a limit. The user's index and objects are only read: untracked files go
 into a copy of the index, and their contents into a temporary object folder. Credentials in it are
-hidden: the patch applies, and `reproduce` tells which lines have to be filled in.
+hidden. The patch applies unless a line that was there before held one.
 """
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tensortap.core.files import CorruptFile, read_small, restrict
+from tensortap.core.files import restrict
 from tensortap.core.limits import format_size, parse_size
 from tensortap.rooms.provenance.gitcmd import Git, GitFailed
 from tensortap.rooms.provenance.redact import Redactor, is_credential_file
@@ -35,7 +35,6 @@ _DIFF = (
     "--no-relative", "--word-diff=none", "--patch",
 )  # fmt: skip
 _HUNKS = re.compile(r"^@@ .*?(?=^@@ |^diff --git |\Z)", re.MULTILINE | re.DOTALL)
-_HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 _RUN_FILES = ("run.json", "runtime_info.json")  # a folder with one of these is a run
 
 
@@ -153,62 +152,13 @@ def _add(git: Git, paths: list[str], environ: dict[str, str]) -> None:
     git.run(*command, environ=alone, stdin=names)
 
 
-def redact_patch(file: Path, redactor: Redactor) -> list[int]:
-    """Hide credentials in a patch, and return the numbers of the lines that were changed.
+def redact_patch(file: Path, redactor: Redactor) -> int:
+    """Hide credentials in a patch, and return how many lines were changed.
 
-    Numbers of lines stay the same. Only hunks are searched: the rest is names and binary files.
+    Lines stay lines. Only hunks are searched: the rest is names and binary files.
     """
     before = file.read_bytes().decode("utf-8", "surrogateescape")
     after = _HUNKS.sub(lambda hunk: redactor.text(hunk.group()), before)
-    if after == before:
-        return []
-    file.write_bytes(after.encode("utf-8", "surrogateescape"))
-    lines = zip(before.split("\n"), after.split("\n"), strict=True)
-    return [number for number, (old, new) in enumerate(lines, 1) if old != new]
-
-
-def fill_redacted(patch: bytes, redacted: Iterable[int], project: Path) -> tuple[bytes, list[str]]:
-    """Return a patch that applies, and the places of secrets that the user has to fill in.
-
-    Hidden lines of the old files are taken from the project; those of the new files stay hidden.
-    """
-    hidden = frozenset(redacted)
-    if not hidden:
-        return patch, []
-    lines, needed = patch.split(b"\n"), []
-    path, old, new = "", 0, 0  # the next line in the old file and in the new one
-    left = 0  # lines of the hunk
-    files: dict[str, list[bytes]] = {}
-    for index, line in enumerate(lines):
-        sign = line[:1]
-        if left <= 0 or sign not in (b"+", b"-", b" "):
-            if line.startswith((b"--- ", b"+++ ")) and line[4:13] != b"/dev/null":
-                path = _unquoted(line[4:].rstrip(b"\r\t"))
-            elif head := _HUNK.match(line):
-                old, count, new, more = (1 if x is None else int(x) for x in head.groups())
-                left = count + more
-            continue
-        if index + 1 in hidden and sign == b"+":
-            needed.append(f"{path}, line {new}")
-        elif index + 1 in hidden:
-            if path not in files:
-                files[path] = _lines_of(project, path)
-            if 0 < old <= len(files[path]):
-                lines[index] = sign + files[path][old - 1]
-        old, new = old + (sign != b"+"), new + (sign != b"-")
-        left -= 2 if sign == b" " else 1
-    return b"\n".join(lines), needed
-
-
-def _unquoted(path: bytes) -> str:
-    """Return a path of a patch, which git quotes if it has special characters."""
-    if path.startswith(b'"'):
-        path = path.strip(b'"').decode("unicode_escape", "replace").encode("latin-1", "replace")
-    return os.fsdecode(path[2:] if path[:2] in (b"a/", b"b/") else path)
-
-
-def _lines_of(project: Path, path: str) -> list[bytes]:
-    try:
-        return read_small(project, path, MAX_PATCH).split(b"\n")
-    except (OSError, CorruptFile):
-        return []
+    if after != before:
+        file.write_bytes(after.encode("utf-8", "surrogateescape"))
+    return sum(map(operator.ne, before.split("\n"), after.split("\n")))

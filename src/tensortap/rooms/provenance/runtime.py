@@ -96,16 +96,7 @@ def seeds() -> dict[str, Any]:
 
 def device_names() -> list[str]:
     """Return the processor and the NVIDIA devices; other accelerators are not looked for."""
-    found: list[str] = []
-    with contextlib.suppress(Exception):  # a broken driver must not matter here
-        cuda = getattr(sys.modules.get("torch"), "cuda", None)
-        if cuda is not None and cuda.is_initialized():
-            found = [str(cuda.get_device_name(at)) for at in range(cuda.device_count())]
-    return [_processor(), *(found or _nvidia_devices())]
-
-
-def _nvidia_devices() -> list[str]:
-    found: list[str] = []
+    found = [_processor()]
     for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         with contextlib.suppress(OSError):
             lines = file.read_text("utf-8", "replace").splitlines()

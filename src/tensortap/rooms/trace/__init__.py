@@ -8,15 +8,13 @@ from tensortap.core.rooms import lazy
 
 if TYPE_CHECKING:
     from tensortap.rooms.trace.hdf5.callback import HDF5
-    from tensortap.rooms.trace.hdf5.reader import read_hdf5
     from tensortap.rooms.trace.results import stack_padded_tensors
 
-__all__ = ["HDF5", "read_hdf5", "stack_padded_tensors"]
+__all__ = ["HDF5", "stack_padded_tensors"]
 __getattr__ = lazy(
     __name__,
     {
         "HDF5": "tensortap.rooms.trace.hdf5.callback:HDF5",
-        "read_hdf5": "tensortap.rooms.trace.hdf5.reader:read_hdf5",
         "stack_padded_tensors": "tensortap.rooms.trace.results:stack_padded_tensors",
     },
 )

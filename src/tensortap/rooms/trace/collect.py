@@ -15,8 +15,7 @@ from tensortap.core.arguments import check_callable, check_choice, check_count
 from tensortap.core.errors import CaptureError
 from tensortap.core.record import Kind, Opaque, Record, TensorData, Value
 from tensortap.live.connections import connections
-from tensortap.rooms.dump.dump import write_file
-from tensortap.rooms.trace.copies import copied, expanded, fingerprint, has_opaque, keyed_copy
+from tensortap.rooms.trace.copies import copied, expanded, fingerprint, keyed_copy
 from tensortap.rooms.trace.gather import Gatherer
 from tensortap.rooms.trace.results import Iteration, PendingValues, TracedValues, TraceResults
 from tensortap.runs import init as run
@@ -258,13 +257,8 @@ def _put_local(name: str, value: Any, iteration: Iteration, order: int) -> None:
     if isinstance(snapshot, TensorData):
         dtype, shape = snapshot.dtype, snapshot.shape
     tags = {"mode": iteration.mode, "iteration": str(iteration.number), "binding": str(order)}
-    if isinstance(value, Opaque):  # it could not be copied, so it cannot be pickled
+    if isinstance(value, Opaque):  # it could not be copied
         kind = value.type
-    elif opened is not None and has_opaque(snapshot):
-        try:
-            tags["file"] = write_file(value, name, opened).name
-        except Exception as error:  # the record has its type and repr
-            pipeline.fault(name, error, "was not pickled")
     rank, world_size = ranks.rank_and_world_size()
     record = Record(
         name, Kind.LOCAL, step, call, pipeline.next_seq(), rank, world_size, time.time_ns(),

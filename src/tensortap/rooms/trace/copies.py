@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
-import pickle
 from collections.abc import Hashable, Iterable
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -14,7 +12,7 @@ from xxhash import xxh3_128_digest
 
 from tensortap.core.buffers import view_of
 from tensortap.core.errors import CaptureError
-from tensortap.core.record import Blob, Opaque, TensorData, Value
+from tensortap.core.record import Opaque, TensorData, Value
 from tensortap.core.values import children
 from tensortap.stats.digest import digest
 from tensortap.values.adapters import adapter_of, safe_repr
@@ -85,7 +83,10 @@ def _objects_in(value: Any) -> Iterable[Any]:
 
 
 def fingerprint(value: Any) -> Hashable:
-    """Return a key that is equal for equal content of the same type; None if there is none."""
+    """Return a key that is equal for equal content of the same type; None for other objects.
+
+    Their repr may hide their content, so they count as changed.
+    """
     kind = type(value)
     try:
         adapter = adapter_of(kind)
@@ -97,29 +98,9 @@ def fingerprint(value: Any) -> Hashable:
         # the same key as `keyed_copy` makes: one tensor may be compared in both ways
         key = bytes(data) if data.nbytes <= SMALL else xxh3_128_digest(data)
         return kind, node.dtype, node.shape, key
-    if not has_opaque(node):
-        return kind, digest(node)
-    file = io.BytesIO()
-    try:  # the repr of an object may hide its content
-        _ContentPickler(file, value).dump(value)
-    except Exception:  # values that cannot be compared count as changed
-        return None
-    return kind, digest(Blob("bytes", file.getvalue()))
+    return None if _has_opaque(node) else (kind, digest(node))
 
 
-class _ContentPickler(pickle.Pickler):
-    """Pickles tensors in an object as their fingerprints: their own pickles contain addresses."""
-
-    def __init__(self, file: io.BytesIO, whole: object) -> None:
-        super().__init__(file)
-        self._whole = whole
-
-    def reducer_override(self, one: Any) -> Any:
-        if one is self._whole or adapter_of(type(one)).copy is None:
-            return NotImplemented
-        return tuple, (fingerprint(one),)
-
-
-def has_opaque(value: Value) -> bool:
+def _has_opaque(value: Value) -> bool:
     """Return whether a value contains an object of which only type and repr are known."""
-    return isinstance(value, Opaque) or any(map(has_opaque, children(value)))
+    return isinstance(value, Opaque) or any(map(_has_opaque, children(value)))

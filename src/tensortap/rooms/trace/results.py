@@ -81,11 +81,10 @@ class TraceResults(dict[str, TracedValues[Any]]):
 
 
 def stack_padded_tensors(
-    name: str, values: list[Any], iterations: list[Any], ranks: list[Any], *, fill: float = 0
+    name: str, values: list[Any], iterations: list[Any], ranks: list[Any]
 ) -> None:
-    """Replace the values by one: stacked along a new first dimension, padded to the largest.
+    """Replace the values by one: stacked along a new first dimension, padded with zeros.
 
-    Padding is zeros, or `fill` (``functools.partial(stack_padded_tensors, fill=math.nan)``).
     Numbers become a tensor, too. Text and other values stay as they are. The iterations and ranks
     of the stacked values become one list each, so that ``iterations[0][i]`` belongs to
     ``values[0][i]``.
@@ -100,7 +99,7 @@ def stack_padded_tensors(
     if not values:
         return
     stacks = [part.stack for part in parts("tensortap.rooms.trace")]
-    found = (each(name, values, fill) for each in (*stacks, _stack))
+    found = (each(name, values) for each in (*stacks, _stack))
     stacked = next((each for each in found if each is not None), None)
     if stacked is not None:
         values[:] = [stacked]
@@ -136,10 +135,6 @@ def corner(row: Any, shape: tuple[int, ...]) -> Any:
     return row[(0,) * (row.ndim - len(shape)) + (*map(slice, shape), ...)]
 
 
-def cannot_fill(name: str, fill: float, dtype: object) -> TensortapError:
-    return TensortapError(f"cannot pad {name} with {fill}: {dtype} has no such value; pass fill=")
-
-
 def no_common_dtype(name: str, dtypes: Iterable[object]) -> TensortapError:
     names = " and ".join(sorted(str(dtype) for dtype in dtypes))
     return TensortapError(
@@ -147,21 +142,18 @@ def no_common_dtype(name: str, dtypes: Iterable[object]) -> TensortapError:
     )
 
 
-def _stack(name: str, values: list[Any], fill: float) -> np.ndarray[Any, Any] | None:
-    """Return arrays or numbers stacked along a new first dimension, padded with `fill`."""
+def _stack(name: str, values: list[Any]) -> np.ndarray[Any, Any] | None:
+    """Return arrays or numbers stacked along a new first dimension, padded with zeros."""
     if not all(isinstance(value, (np.ndarray, np.generic)) for value in values):
         return array_of_numbers(values)
     arrays = [np.asarray(value) for value in values]
     dtypes = {array.dtype for array in arrays}
     if len(dtypes) > 1:
         raise no_common_dtype(name, dtypes)
-    dtype = arrays[0].dtype
     shape = padded_shape([array.shape for array in arrays])
     if all(array.shape == shape for array in arrays):
         return np.stack(arrays)
-    if dtype.kind in "iub" and not float(fill).is_integer():
-        raise cannot_fill(name, fill, dtype)
-    stacked = np.full((len(arrays), *shape), fill, dtype)
+    stacked = np.zeros((len(arrays), *shape), arrays[0].dtype)
     for row, array in zip(stacked, arrays, strict=True):
         corner(row, array.shape)[...] = array
     return stacked

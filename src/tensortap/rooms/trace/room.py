@@ -6,6 +6,5 @@ from tensortap.rooms import Room
 
 ROOM = Room(
     name="trace",
-    needs=("dump", "export", "track"),
-    offers={"export.formats": "tensortap.rooms.trace.hdf5.export:FORMATS"},
+    needs=("track",),
 )

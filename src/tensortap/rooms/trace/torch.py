@@ -8,7 +8,6 @@ import ctypes
 import datetime
 import hashlib
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -18,7 +17,6 @@ from torch import distributed
 
 from tensortap.rooms.trace.results import (
     array_of_numbers,
-    cannot_fill,
     corner,
     no_common_dtype,
     padded_shape,
@@ -101,8 +99,8 @@ def hook_root(
 # -- stacked tensors ----------------------------------------------------------------------
 
 
-def stack(name: str, values: list[Any], fill: float) -> torch.Tensor | None:
-    """Return tensors or numbers stacked along a new first dimension, padded with `fill`."""
+def stack(name: str, values: list[Any]) -> torch.Tensor | None:
+    """Return tensors or numbers stacked along a new first dimension, padded with zeros."""
     if not all(isinstance(value, torch.Tensor) for value in values):
         numbers = array_of_numbers(values)
         return None if numbers is None else torch.from_numpy(numbers)
@@ -111,22 +109,10 @@ def stack(name: str, values: list[Any], fill: float) -> torch.Tensor | None:
         if any(value.dtype != dtype for value in values):
             raise no_common_dtype(name, {value.dtype for value in values})
         shape = padded_shape([tuple(value.shape) for value in values])
-        stacked = torch.empty((len(values), *shape), dtype=dtype, device=device)
-        if math.prod(shape) * len(values) != sum(value.numel() for value in values):
-            stacked.copy_(_padding(name, fill, dtype).to(device).expand_as(stacked))
+        stacked = torch.zeros((len(values), *shape), dtype=dtype, device=device)
         for row, value in zip(stacked, values, strict=True):
             corner(row, tuple(value.shape)).copy_(value.detach())
         return stacked
-
-
-def _padding(name: str, fill: float, dtype: torch.dtype) -> torch.Tensor:
-    # by way of a common dtype: torch cannot fill every one
-    padding = torch.tensor(float(fill)).to(dtype)
-    number = padding.to(torch.complex128).item().real
-    whole = dtype.is_floating_point or dtype.is_complex or float(fill).is_integer()
-    if not whole or (fill == 0) != (number == 0) or math.isnan(fill) != math.isnan(number):
-        raise cannot_fill(name, fill, dtype)
-    return padding
 
 
 # -- ranks --------------------------------------------------------------------------------

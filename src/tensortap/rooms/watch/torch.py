@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tensortap.core.record import Kind
-from tensortap.rooms.track.observing import Hooks, tensors_in
+from tensortap.rooms.track.observing import Hooks
 from tensortap.rooms.track.torch.descriptions import observed
 from tensortap.rooms.track.torch.outputs import ModuleCall, OutputHooks
 from tensortap.rooms.watch.watch_observer import TargetObserver
@@ -53,25 +53,16 @@ class WatchedModule(OutputHooks):
     def __init__(self, root: torch.nn.Module, observer: TargetObserver, title: str) -> None:
         super().__init__(root, observer, title)
         self._watch = observer
-        self._devices: dict[str, torch.device] = {}
 
     def _count(
         self, wanted: ModuleCall, name: str, again: bool, replica: bool, output: Any
     ) -> ModuleCall | None:
         watch = self._watch
         step, call = watch.place(name, again)
-        if replica and not self._is_watched_replica(name, output):
-            return None
         # outputs that a checkpoint recomputes were captured before, but gradients come from here
         activation = wanted.activation and not again and watch.due(name, Kind.ACTIVATION)
         gradient = wanted.gradient and torch.is_grad_enabled() and watch.due(name, Kind.GRADIENT)
         return ModuleCall(step, call, activation, gradient) if activation or gradient else None
-
-    def _is_watched_replica(self, name: str, output: Any) -> bool:
-        """Return whether a replica of DataParallel is on the device whose outputs are watched."""
-        for _, tensor in tensors_in(output, torch.Tensor):
-            return bool(self._devices.setdefault(name, tensor.device) == tensor.device)
-        return False
 
 
 class WatchedTensor:

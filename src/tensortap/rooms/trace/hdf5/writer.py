@@ -5,15 +5,17 @@
     /forward.x/ranks         the rank of every row, likewise
     /forward.x/shapes        if sizes differ: the shape of every row
 
-A group is named after its path; ``/``, ``%`` and characters that HDF5 does not allow are
-percent-encoded as in a URL.
+A group is named after its path; ``/``, ``%`` and NUL are percent-encoded as in a URL.
+
+HDF5 has integers, float16 to float64 and complex numbers. Any other dtype is stored as unsigned
+integers of its size, bit for bit, with its name in the attribute ``tensortap_dtype``: bfloat16 as
+uint16, float8 as uint8, times as int64.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import math
 import os
 import re
@@ -22,19 +24,23 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from tensortap.core.dtypes import DTYPES, itemsize, numpy_dtype
 from tensortap.core.errors import MissingExtra, TensortapError
 from tensortap.core.files import file_mode
-from tensortap.rooms.trace.hdf5.values import (
-    Array,
-    StoredValue,
-    check_dtype,
-    integers,
-    stored_value,
-)
+from tensortap.core.record import Number, TensorData, Value
+from tensortap.values.snapshot import borrow
+from tensortap.values.view import as_numpy
+
+Array = NDArray[Any]
+_NATIVE = frozenset(row.name for row in DTYPES.values() if row.numpy == row.name)
+_SWAPPED = re.compile(r">[iufc]\d+")
+_INTEGERS = frozenset(name for name in _NATIVE if DTYPES[name].kind in ("int", "uint"))
+_PYTHON: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
 
 
 def import_h5py() -> Any:
@@ -44,10 +50,6 @@ def import_h5py() -> Any:
     except ImportError:
         raise MissingExtra("HDF5 needs h5py: pip install 'tensortap[hdf5]'") from None
     return h5py
-
-
-class Mismatch(TensortapError):
-    """A value whose dtype or number of dimensions differs from the dataset of its path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class HDF5Options:
         h5py = import_h5py()
         for name in ("float_dtype", "int_dtype"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, check_dtype(getattr(self, name), name))
+                object.__setattr__(self, name, _check_dtype(getattr(self, name), name))
         if self.compression is None and self.compression_opts is not None:
             raise TensortapError(
                 f"compression_opts={self.compression_opts!r} needs compression=, such as 'gzip'"
@@ -84,21 +86,107 @@ class HDF5Options:
         return {"compression": self.compression, "compression_opts": self.compression_opts}
 
 
-@functools.lru_cache(maxsize=4096)
 def link_name(path: str) -> str:
     """Return the name of a path's group."""
-    if path in ("", "."):  # for HDF5 "" is no name, and "." is the group itself
-        return "%2E" if path else "%"
-    return re.sub(r"[/%\0\ud800-\udfff]", _escaped, path)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass"))
+    return path.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
 
 
 def path_of(link: str) -> str:
     """Return the path of the group with this name."""
-    return "" if link == "%" else urllib.parse.unquote(link, errors="surrogatepass")
+    return urllib.parse.unquote(link)
+
+
+# -- values --------------------------------------------------------------------------------
+
+
+class _StoredValue(NamedTuple):
+    """A value as it is stored: an array of a dtype that HDF5 has."""
+
+    dtype: str
+    content: Array
+
+
+def _stored_value(
+    value: Any, float_dtype: str | None = None, int_dtype: str | None = None
+) -> _StoredValue:
+    """Return a value as it will be stored, without copying its memory if possible."""
+    name, array = _array(borrow(value), value)
+    wanted = int_dtype if name in _INTEGERS else float_dtype if _is_float(name) else None
+    if wanted is not None and wanted != name:
+        array = _converted(array, name, wanted)
+        name = wanted
+    return _StoredValue(name, array.view(_stored_dtype(name)))
+
+
+def _array(node: Value, value: Any) -> tuple[str, Array]:
+    if isinstance(node, TensorData):
+        return node.dtype, as_numpy(node)
+    if isinstance(node, Number) and node.kind == "complex":
+        return "complex128", np.array(complex(*node.parts), np.complex128)
+    name = _PYTHON.get(type(node))
+    if name is not None:
+        return name, np.array(node, name)
+    if isinstance(node, Number):
+        raise TensortapError("HDF5 cannot store an integer of more than 64 bits")
+    raise TensortapError(
+        f"HDF5 stores tensors and numbers, not a {type(value).__name__}: trace its parts, or "
+        "convert it in an earlier callback"
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _is_float(name: str) -> bool:
+    # packed dtypes, and those that this ml_dtypes does not have, are only bits for NumPy
+    row = DTYPES.get(name)
+    return row is not None and row.kind == "float" and numpy_dtype(name).name == name
+
+
+def _check_dtype(given: Any, option: str) -> str:
+    """Return the name of a dtype of NumPy or torch; raise if it does not fit the option."""
+    name = str(getattr(given, "__name__", given)).removeprefix("torch.")
+    if not (_is_float(name) if option == "float_dtype" else name in _INTEGERS):
+        example = "'float16', 'float32' or 'bfloat16'" if option == "float_dtype" else "'int32'"
+        raise TensortapError(f"{option} must be the name of a dtype, like {example}, got {given!r}")
+    return name
+
+
+def _converted(array: Array, name: str, wanted: str) -> Array:
+    target = numpy_dtype(wanted)
+    if name in _INTEGERS and array.size:
+        limits, low, high = np.iinfo(target), int(array.min()), int(array.max())
+        if low < limits.min or high > limits.max:
+            raise TensortapError(f"int_dtype={wanted!r} cannot hold values from {low} to {high}")
+    with np.errstate(all="ignore"):  # the user chose the dtype: too large values become infinite
+        return array.astype(target)
+
+
+def _stored_dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype in the file for a dtype of tensors.
+
+    >>> _stored_dtype("float32"), _stored_dtype("bfloat16"), _stored_dtype("float8_e4m3fn")
+    (dtype('float32'), dtype('uint16'), dtype('uint8'))
+    """
+    if name in _NATIVE or _SWAPPED.fullmatch(name):
+        return np.dtype(name)
+    size = itemsize(name)
+    if size == 8:  # times
+        return np.dtype(np.int64)
+    return np.dtype(f"u{size}" if size in (1, 2, 4) else f"V{size}")
+
+
+def _integers(item: Any) -> Array:
+    """Return an iteration or a rank, or nested lists of them, as an array padded with -1."""
+    if not isinstance(item, (list, tuple)):
+        return np.array(item, np.int64)
+    parts = [_integers(part) for part in item]
+    if len({part.ndim for part in parts}) > 1:
+        raise TensortapError("iterations and ranks must be nested equally deep in their lists")
+    shape = np.max([part.shape for part in parts], axis=0) if parts else ()
+    array = np.full((len(parts), *shape), -1, np.int64)
+    for i, part in enumerate(parts):
+        corner: Any = (i, *map(slice, part.shape))
+        array[corner] = part
+    return array
 
 
 # -- rows ------------------------------------------------------------------------------------
@@ -159,7 +247,7 @@ class _PathGroup:
         self._group = group
         self._values = group["values"]
         self._dtype = str(self._values.attrs["tensortap_dtype"])
-        self._columns = {n: group[n] for n in str(group.attrs["tensortap_beside"]).split()}
+        self._columns = {name: group[name] for name in ("iterations", "ranks")}
         self._shapes = group.get("shapes")
         self._settled = self._count = min(map(len, self._columns.values()))
         self._waiting: list[Mapping[str, Any]] = []
@@ -171,55 +259,50 @@ class _PathGroup:
         cls,
         parent: Any,
         link: str,
-        value: StoredValue,
+        value: _StoredValue,
         columns: Mapping[str, Any],
         options: HDF5Options,
     ) -> _PathGroup:
-        from h5py import string_dtype
-
         group = parent.create_group(link)
         like = value.content
-        if isinstance(like, str):
-            # without compression: HDF5 stores texts of variable length outside of the chunks
-            group.create_dataset("values", (0,), string_dtype(), maxshape=(None,), chunks=(256,))
-        else:
-            _create_rows(group, "values", like.dtype, like.shape, **options.filters())
+        _create_rows(group, "values", like.dtype, like.shape, **options.filters())
         for name, array in columns.items():
             _create_rows(group, name, array.dtype, array.shape, fill=-1)
-        group.attrs["tensortap_beside"] = " ".join(columns)
         group["values"].attrs["tensortap_dtype"] = value.dtype
-        group["values"].attrs["tensortap_framework"] = value.framework
         return cls(group)
 
-    def check(self, value: StoredValue, columns: Mapping[str, Any]) -> None:
-        """Raise Mismatch if a value does not fit."""
+    def check(self, value: _StoredValue, columns: Mapping[str, Any]) -> None:
+        """Raise TensortapError if a value does not fit."""
         if value.dtype != self._dtype:
-            hint = ": float_dtype=, int_dtype= or an earlier callback can convert them"
-            if "str" in (value.dtype, self._dtype):
-                hint = ""
-            raise Mismatch(f"the dataset holds {self._dtype}, this value is {value.dtype}{hint}")
-        expected, dimensions = self._dimensions, np.ndim(value.content)
-        if self._dtype != "str" and dimensions != expected:
-            raise Mismatch(
+            raise TensortapError(
+                f"the dataset holds {self._dtype}, this value is {value.dtype}: float_dtype=, "
+                "int_dtype= or an earlier callback can convert them"
+            )
+        expected, dimensions = self._dimensions, value.content.ndim
+        if dimensions != expected:
+            raise TensortapError(
                 f"the dataset has rows of {expected} dimensions, this value has {dimensions}: an "
                 "earlier callback can reshape it"
             )
         for name, array in columns.items():
-            if name not in self._columns or array.ndim != self._columns[name].ndim - 1:
-                raise Mismatch(f"its {name} are nested differently from those in the file")
+            if array.ndim != self._columns[name].ndim - 1:
+                raise TensortapError(f"its {name} are nested differently from those in the file")
 
-    def size_of(self, values: Sequence[Any]) -> int:
+    def size_of(self, values: Sequence[Array]) -> int:
         """Return how many bytes values take at most, without what HDF5 needs to find them."""
-        sizes: list[int] = [4 * len(v) if isinstance(v, str) else v.nbytes for v in values]
-        return 2 * sum(size + self._chunk for size in sizes)  # chunks at the border are partly used
+        # chunks at the border are partly used
+        return 2 * sum(array.nbytes + self._chunk for array in values)
 
-    def extend(self, values: Sequence[Any], columns: Sequence[Mapping[str, Any]]) -> None:
+    def extend(self, values: Sequence[Array], columns: Sequence[Mapping[str, Any]]) -> None:
         """Append values, which `check` has accepted, with their columns."""
-        if self._dtype == "str":
-            self._values.resize(self._count + len(values), axis=0)
-            self._values[self._count :] = list(values)
-        else:
-            self._pad(values)
+        row = self._values.shape[1:] if self._count else values[0].shape
+        if self._shapes is None and any(array.shape != row for array in values):
+            self._shapes = _create_rows(self._group, "shapes", "int64", (len(row),), fill=-1)
+            _write_rows(self._shapes, 0, [np.array(row, np.int64)] * self._count)
+        if self._shapes is not None:
+            shapes = [np.array(array.shape, np.int64) for array in values]
+            _write_rows(self._shapes, self._count, shapes)
+        _write_rows(self._values, self._count, values)
         self._waiting += columns
         self._count += len(values)
 
@@ -229,16 +312,6 @@ class _PathGroup:
             for name, data in self._columns.items():
                 _write_rows(data, self._settled, [each[name] for each in self._waiting])
             self._settled, self._waiting = self._count, []
-
-    def _pad(self, arrays: Sequence[Array]) -> None:
-        row = self._values.shape[1:] if self._count else arrays[0].shape
-        if self._shapes is None and any(array.shape != row for array in arrays):
-            self._shapes = _create_rows(self._group, "shapes", "int64", (len(row),), fill=-1)
-            _write_rows(self._shapes, 0, [np.array(row, np.int64)] * self._count)
-        if self._shapes is not None:
-            shapes = [np.array(array.shape, np.int64) for array in arrays]
-            _write_rows(self._shapes, self._count, shapes)
-        _write_rows(self._values, self._count, arrays)
 
 
 # -- the file --------------------------------------------------------------------------------
@@ -287,34 +360,20 @@ class HDF5Writer:
         """Return whether this process has the file open; a fork of it has not."""
         return bool(self.file) and os.getpid() == self._owner
 
-    def append(self, path: str, value: Any, columns: Mapping[str, Any]) -> None:
-        """Append one value, to another group if it does not fit to those before.
-
-        The other groups are named ``path%~1``, ``path%~2`` …, which is the name of no path.
-        """
-        link = link_name(path)
-        for part in itertools.count(1):
-            failed = self.extend(link, [value], [columns])
-            if not failed:
-                return
-            if not isinstance(failed[0], Mismatch):
-                raise failed[0]
-            link = f"{link_name(path)}%~{part}"
-
     def extend(
         self, link: str, values: Sequence[Any], columns: Sequence[Mapping[str, Any]]
     ) -> dict[int, TensortapError]:
         """Append values with their columns; return the errors of those that do not fit."""
         options = self.options
         failed: dict[int, TensortapError] = {}
-        fitting: list[tuple[StoredValue, dict[str, Any]]] = []
+        fitting: list[tuple[_StoredValue, dict[str, Any]]] = []
         group = self._groups.get(link)
         if group is None and link in self.file:
             group = self._groups[link] = _PathGroup(self.file[link])
         for i, (value, known) in enumerate(zip(values, columns, strict=True)):
             try:
-                stored = stored_value(value, options.float_dtype, options.int_dtype)
-                row = {k: integers(v) for k, v in known.items()}
+                stored = _stored_value(value, options.float_dtype, options.int_dtype)
+                row = {k: _integers(v) for k, v in known.items()}
                 if group is None:
                     self._reserve(0)
                     group = _PathGroup.create(self.file, link, stored, row, options)

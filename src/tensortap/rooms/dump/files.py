@@ -17,17 +17,13 @@ from typing import Any, BinaryIO, NamedTuple
 
 from tensortap.core.arguments import check_text
 from tensortap.core.dtypes import DTYPES, numpy_dtype
-from tensortap.core.errors import NotFound, TensortapError
+from tensortap.core.errors import NotFound, TensortapError, UntrustedFile
 from tensortap.core.files import check_regular, open_regular, plain
 from tensortap.core.limits import available_memory
 from tensortap.runs.payloads import TensorReader
 from tensortap.values import describe
 from tensortap.values.registry import framework_named
 from tensortap.values.view import array_of
-
-
-class UntrustedFile(TensortapError):
-    """A file that may run code when it is read."""
 
 
 class FileFormat(NamedTuple):
@@ -77,6 +73,11 @@ def format_of(obj: object) -> FileFormat:
     if dtype and not name.startswith("numpy."):  # a tensor of any other framework
         return _NUMPY
     return _PICKLE
+
+
+def save_file(obj: object, path: Path) -> None:
+    """Save an object in the format of its type."""
+    format_of(obj).save(obj, path)
 
 
 def own_comparison(a: object, b: object) -> Callable[[Any, Any], bool] | None:

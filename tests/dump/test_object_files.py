@@ -11,7 +11,7 @@ import safetensors.numpy
 import torch
 
 from tensortap.core.errors import NotFound, TensortapError
-from tensortap.runs import object_files as files
+from tensortap.rooms.dump import files
 from tensortap.values.view import as_numpy
 
 
