@@ -142,15 +142,6 @@ def test_dumps(tmp_path):
     assert not compare_runs(paths[0], paths[2])
 
 
-def test_stale_by_one_step(write):
-    values = [RNG.standard_normal(3000) for _ in range(4)]
-    one = write([("x", "Value", s, values[s]) for s in range(4)])
-    two = write([("x", "Value", s, values[max(0, s - 1) if s == 2 else s]) for s in range(4)])
-    report = compare_runs(one, two)
-    assert report.first.key.step == 2
-    assert any("step" in text for text in report.first.explanations), report.first
-
-
 @pytest.mark.slow
 def test_provenance(tmp_path):
     paths = []
@@ -167,7 +158,7 @@ def test_provenance(tmp_path):
     assert "packages" not in found
 
 
-def test_first_bitwise_difference_and_the_tolerance_that_passes_all(write):
+def test_first_bitwise_difference(write):
     def drift(name, step, x):  # bits differ from "b" on; only "c" is beyond the tolerance
         return x * np.float32(1 + {"a": 0, "b": 1e-6, "c": 1e-4}[name]) if step else x
 
@@ -180,45 +171,11 @@ def test_first_bitwise_difference_and_the_tolerance_that_passes_all(write):
     assert "last identical: a" in bitwise.explanations[0]
     assert "b" in report.culprit
     assert (report.atol, report.rtol) == (1e-8, 1e-5)
-    assert compare_runs(one, two, atol=report.passing_atol)
-    assert not compare_runs(one, two, atol=report.passing_atol * 0.999)
-    shown = float(report.tolerance_text.split("atol=")[1].split()[0])
-    assert report.passing_atol <= shown <= report.passing_atol * 1.02  # rounded up
     json = report.to_json()
     assert json["first_bitwise"]["name"] == "b"
-    assert json["passing_atol"] == report.passing_atol
     for text in (str(report), shown_text(report, 200), render(report)):
         assert "first bitwise difference: b " in text or "bitwise  b " in text
-        assert report.tolerance_text in text
     agreeing = compare_runs(one, two, atol=1.0)
     assert agreeing
     assert agreeing.first_bitwise.key == bitwise.key
-    assert agreeing.passing_atol == pytest.approx(report.passing_atol)
     assert compare_runs(two, two).first_bitwise is None
-    assert compare_runs(two, two).passing_atol == 0.0
-
-
-def test_no_tolerance_passes_nan_or_a_failed_rule(write, tmp_path):
-    def hole(name, step, x):
-        return np.where(np.arange(x.size) == 7, np.nan, x).astype("f4") if name == "b" else x
-
-    assert compare_runs(write(training(hole)), write(training())).passing_atol is None
-    fewer = [row for row in training() if row[0] != "c"]
-    assert compare_runs(write(fewer), write(training())).passing_atol == 0.0  # of what is compared
-    rules = tmp_path / "rules.toml"
-    rules.write_text('[[rule]]\nnames = "b"\nrtol = 0.5\n')
-    double = write(training(lambda n, s, x: x * 2 if n == "b" else x))
-    assert compare_runs(double, write(training()), rules=rules).passing_atol is None
-    rules.write_text('[[rule]]\nnames = "b"\nexpected = "doubled"\n')
-    report = compare_runs(double, write(training()), rules=rules)
-    assert report.passing_atol == 0.0
-    assert report.first_bitwise is None
-
-
-def test_tolerance_that_passes_statistics(write):
-    one = write([(n, k, s, tap.viz.summarize(v), r) for n, k, s, v, r in training()])
-    two = write([(n, k, s, tap.viz.summarize(v + 1e-3), r) for n, k, s, v, r in training()])
-    report = compare_runs(one, two)
-    assert not report
-    assert compare_runs(one, two, atol=report.passing_atol)
-    assert report.first_bitwise.by == "statistics"

@@ -270,8 +270,6 @@ SAME = [
     (np.array(["a", "b"]), np.array(["a", "b"])),
     (np.array(["2026-01-01", "NaT"], "M8[D]"), np.array(["2026-01-01", "NaT"], "M8[D]")),
     (np.array([1, "x", None], object), np.array([1, "x", None], object)),
-    (np.ma.array([1, 2], mask=[0, 1]), np.ma.array([1, 3], mask=[0, 1])),
-    (np.array([(1, 2.0)], "i4, f8"), np.array([(1, 2.0)], "i4, f8")),
     (int, int),
 ]
 
@@ -291,7 +289,7 @@ DIFFERENT = [
     (b"abc", b"abd", "from byte 2"),
     ([1, 2], [1, 2, 3], "lengths 2 and 3"),
     ({"a": 1}, {"a": 1, "b": 2}, "only b has it"),
-    ({1, 2}, {2, 3}, "only a has 1, only b has 3"),
+    ({1, 2}, {2, 3}, "only a has {1}, only b has {3}"),
     ({"a": 1}, [1], "a dict and a list"),
     (np.ones(2), {"a": 1}, "a ndarray and a dict"),
     (np.ones(2), "text", "a ndarray and 'text'"),
@@ -303,8 +301,6 @@ DIFFERENT = [
     (np.array(["a", "b"]), np.array(["a", "c"]), "1 of 2 elements"),
     (np.array(["a"]), np.array([1]), "1 of 1 elements"),
     (np.array(["2026-01-01"], "M8[D]"), np.array([1.0]), ""),
-    (np.ma.array([1, 2], mask=[0, 1]), np.ma.array([1, 2], mask=[0, 0]), ".mask"),
-    (np.array([(1, 2.0)], "i4, f8"), np.array([(1, 3.0)], "i4, f8"), '["f1"]'),
     (int, float, "int"),
     ([[1, 2], [3]], np.array([1, 2]), "a list and a ndarray"),
 ]
@@ -327,8 +323,6 @@ def test_path_of_a_difference():
     ]  # fmt: skip
     assert (found.leaves, found.differing) == (6, 2)
     assert (found.count, found.mismatches, found.max_abs) == (7, 4, 1.0)
-    assert found.passing_rtol is None
-    assert found.passing_atol == pytest.approx(1.0)
     assert '["layers"][3]["w"]: 3 of 3 elements' in repr(found)
 
 

@@ -13,17 +13,15 @@ import msgspec
 import numpy as np
 
 from tensortap.core.record import Kind, Record, TensorData
-from tensortap.runs.rows import DICT_PREFIX, HEAD_COLUMNS, STATISTICS, number_of, records_of
+from tensortap.runs.rows import HEAD_COLUMNS, STATISTICS, number_of, records_of
 from tensortap.stats import summarize_array
-from tensortap.table.columns import has_tag
-from tensortap.table.kinds import KINDS, need_pandas
+from tensortap.table.kinds import need_pandas
 from tensortap.table.selection import choose_rank
 from tensortap.table.table import Table, table_of
 from tensortap.values.view import as_numpy
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
     from numpy.typing import NDArray
 
     from tensortap.runs.run_reader import RunReader
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 COUNTS = STATISTICS[:5]  # the statistics that are integers
-_PARAMETERS = (Kind.WEIGHT, Kind.WEIGHT_GRADIENT, Kind.OPTIMISER_STATE)
 
 
 def stats_of(origin: Any, *, rank: int | str | None = "all") -> pd.DataFrame:
@@ -51,12 +48,12 @@ def stats_of(origin: Any, *, rank: int | str | None = "all") -> pd.DataFrame:
     last = np.append((np.diff(ranks) != 0) | (np.diff(seq) != 0), True)[: len(order)]
     rows = order[last & (True if of_rank is None else ranks == of_rank)]
     columns: dict[str, Any] = {
-        "name": _texts(table.names, table.name[rows]),
-        "kind": _texts(table.kinds, table.kind[rows]),
+        "name": texts_of(table.names, table.name[rows]),
+        "kind": texts_of(table.kinds, table.kind[rows]),
         "step": table.step[rows],
         "call": table.call[rows],
         "rank": table.rank[rows].astype(np.int32),
-        "dtype": _texts(table.dtypes, table.dtype[rows]),
+        "dtype": texts_of(table.dtypes, table.dtype[rows]),
         "value": table.column("value")[rows],
     }
     if len(parts.ranks()) > 1:
@@ -85,12 +82,12 @@ def metrics_of(origin: Any, names: Sequence[str] = ()) -> pd.DataFrame:
     if names:
         chosen = np.isin(table.name, [i for i, name in enumerate(table.names) if name in names])
     else:
-        chosen = np.isin(table.kind, _codes(table.kinds, [Kind.METRIC]))
+        chosen = np.isin(table.kind, codes_of(table.kinds, [Kind.METRIC]))
     rows = np.flatnonzero(chosen)
     rows = rows[table.has_number(rows)]
     columns = {
         "step": table.step[rows], "rank": table.rank[rows].astype(np.int32),
-        "seq": table.seq[rows], "name": _texts(table.names, table.name[rows]),
+        "seq": table.seq[rows], "name": texts_of(table.names, table.name[rows]),
         "number": table.column("value")[rows],
     }  # fmt: skip
     long = pd.DataFrame(columns).sort_values(["step", "rank", "seq"], kind="stable")
@@ -102,107 +99,15 @@ def metrics_of(origin: Any, names: Sequence[str] = ()) -> pd.DataFrame:
     return wide.reset_index()
 
 
-# -- rows and their labels -----------------------------------------------------------------
-
-
-def rows_with_statistics(
-    table: Table, columns: list[str], among: Integers | slice = slice(None)
-) -> tuple[Integers, pa.Table]:
-    """Return the rows of tensors with statistics by (step, seq, rank), and columns of them.
-
-    Rows that activation checkpointing computed a second time are left out. `columns` must
-    contain ``tags``.
-    """
-    rows = np.arange(len(table))[among]
-    tensors = np.isin(table.kind[rows], _codes(table.kinds, KINDS))
-    rows = rows[tensors & ~np.isnan(table.column("count")[rows])]
-    rows = rows[np.lexsort((table.rank[rows], table.seq[rows], table.step[rows]))]
-    cells = table.take(rows, columns)
-    first = ~has_tag(cells, "recompute")
-    return (rows, cells) if first.all() else (rows[first], cells.filter(first))
-
-
-def layer_names(table: Table, rows: Integers, cells: pa.Table) -> Any:
-    """Return names as people look for them: ``blocks.0.wq``, not ``blocks.0.wq.weight``."""
-    import pyarrow.compute as pc
-
-    # the state of an optimizer has the name of its parameter; its key is part of the type
-    name = pc.coalesce(_tag(cells, "parameter"), _texts(table.names, table.name[rows]))
-    is_parameter = np.isin(table.kind[rows], _codes(table.kinds, _PARAMETERS))
-    if not is_parameter.any():
-        return name
-    return pc.if_else(is_parameter, pc.replace_substring_regex(name, r"(.)\.weight$", r"\1"), name)
-
-
-def tensor_types(table: Table, rows: Integers, cells: pa.Table) -> Any:
-    """Return the kind of every row; for optimizer state with its key."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    is_state = np.isin(table.kind[rows], _codes(table.kinds, [Kind.OPTIMISER_STATE]))
-    kind = _texts(table.kinds, table.kind[rows])
-    if not is_state.any():
-        return kind
-    state = pc.if_else(is_state, _tag(cells, "state"), pa.scalar(None, pa.string()))
-    return pc.binary_join_element_wise(kind, state, ".", null_handling="skip")
-
-
-def add_stash(figures: dict[str, Any], cells: pa.Table) -> dict[int, dict[float, int]]:
-    """Add the numbers that a `stash=` function gave to columns; return its exponents by row.
-
-    A dict ``scalar_stats`` in it replaces statistics; other numbers of their names become
-    ``stash.std``. A dict ``exp_hist`` has counts (``hist``) of exponents (``bins``), of which the
-    first and the last count what lies below and above, as in track-and-visualize.
-    """
-    import pyarrow.compute as pc
-
-    values = cells.column("value")
-    is_mapping = pc.fill_null(pc.starts_with(values, pattern=DICT_PREFIX), False)
-    rows = np.flatnonzero(is_mapping.to_numpy())
-    if not len(rows):
-        return {}
-    encoded = values.filter(is_mapping).to_pylist()
-    # decoded as one array: a decoder call per row would take most of the time
-    header = b"\xdd" + len(encoded).to_bytes(4, "big")
-    mappings = msgspec.msgpack.decode(header + b"".join(encoded))
-    columns: dict[str, NDArray[np.float64]] = {}
-    exponents: dict[int, dict[float, int]] = {}
-    for row, (_, items) in zip(rows.tolist(), mappings, strict=True):
-        lists = {}
-        for name, value in items:
-            if type(name) is not str:
-                continue
-            if type(value) in (float, int, bool):
-                label = name.removeprefix("scalar_stats.")
-                label = f"stash.{name}" if label == name and name in STATISTICS else label
-                if label not in columns:
-                    columns[label] = np.full(cells.num_rows, np.nan)
-                    columns[label][:] = figures.get(label, np.nan)
-                columns[label][row] = value
-            elif name in ("exp_hist.hist", "exp_hist.bins") and value[:2] == ["i", "list"]:
-                lists[name] = np.array(value[2])
-        counts, bins = lists.get("exp_hist.hist"), lists.get("exp_hist.bins")
-        if counts is not None and bins is not None and counts.shape == bins.shape != (0,):
-            ends = [-np.inf, *bins[1:-1].tolist(), np.inf]
-            exponents[row] = dict(zip(ends, counts.astype(np.int64).tolist(), strict=False))
-    figures |= columns
-    return exponents
-
-
-def _tag(cells: pa.Table, key: str) -> Any:
-    import pyarrow.compute as pc
-
-    return pc.map_lookup(cells.column("tags"), key, "first")
-
-
-def _texts(texts: list[str], codes: NDArray[np.int32]) -> Any:
+def texts_of(texts: list[str], codes: NDArray[np.int32]) -> Any:
     """Return an Arrow column of interned texts."""
     import pyarrow as pa
 
     return pa.array(texts, pa.string()).take(pa.array(codes))
 
 
-def _codes(kinds: list[str], wanted: Sequence[Kind]) -> list[int]:
+def codes_of(kinds: list[str], wanted: Sequence[Kind]) -> list[int]:
+    """Return the codes of kinds."""
     return [kinds.index(kind.value) for kind in wanted if kind.value in kinds]
 
 

@@ -16,7 +16,6 @@ from tensortap.rooms.compare.matching import Plan, RecordPair
 from tensortap.rooms.compare.report import Difference
 from tensortap.rooms.compare.result import Comparison
 from tensortap.rooms.compare.rules import RuleSet
-from tensortap.rooms.compare.tensors import Tolerance
 from tensortap.rooms.compare.values import compare_with
 from tensortap.runs.assemble import Disagreement
 
@@ -138,26 +137,6 @@ def _last_identical(item: RecordPair, plan: Plan) -> str:
     last = rows[np.lexsort((table.seq[rows], table.step[rows]))[-1]]
     name, at = chosen.names[table.name[last]], int(table.step[last])
     return f"last identical: {name}" + (f" at step {at}" if at != step else "")
-
-
-def passing_atol(judged: list[Judged], tolerance: Tolerance) -> float | None:
-    """Return the smallest atol that would pass every pair with this rtol; None if none would.
-
-    What a rule gives a tolerance of its own does not depend on it.
-    """
-    largest = 0.0
-    for item, outcome, difference in judged:
-        if difference is not None and difference.expected:
-            continue
-        if item.tolerance != tolerance:
-            if difference is not None:
-                return None
-            continue
-        needed = outcome.comparison.passing_atol
-        if needed is None and difference is not None:
-            return None
-        largest = max(largest, needed or 0.0)
-    return largest
 
 
 # -- ranks -----------------------------------------------------------------------------------

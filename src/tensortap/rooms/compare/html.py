@@ -102,7 +102,7 @@ def _first(report: CompareReport) -> str:
             *(f'<span class="why">{escape(text)}</span>' for text in first.explanations),
         ]
     bitwise = report.bitwise_text and f"first bitwise difference: {report.bitwise_text}"
-    words = (report.culprit, bitwise, report.tolerance_text)
+    words = (report.culprit, bitwise)
     lines += [f"<p>{escape(text)}</p>" for text in words if text]
     if not lines:
         return ""

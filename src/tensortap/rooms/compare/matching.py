@@ -431,16 +431,6 @@ class Plan:
         key = difference.key
         return key.step, self.by_key[key].seq, key.rank
 
-    def before(self, key: Key) -> tuple[list[RecordPart] | None, list[RecordPart] | None]:
-        """Return the same tensor one step earlier, from both runs, if they have it."""
-        found = []
-        for records in self.records:
-            rows = records.rows_at(key.name, key.kind, key.step - 1, key.call)
-            if key.rank >= 0:
-                rows = rows[records.table.rank[rows] == key.rank]
-            found.append(records.parts(rows) or None)
-        return found[0], found[1]
-
     def missing(self, sides: tuple[ComparedRun, ComparedRun]) -> Iterator[Missing]:
         """Return the records that only one run has, and whether the other dropped them."""
         if not self._lone:

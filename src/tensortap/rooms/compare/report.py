@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensortap.core.errors import TensortapError
 from tensortap.core.record import Blob, Fields, Items, Mapping, Number, TensorData
-from tensortap.rooms.compare.result import FORMAT, Comparison, as_json, figures_of, rounded_up
+from tensortap.rooms.compare.result import FORMAT, Comparison, as_json, figures_of
 from tensortap.values.rebuild import rebuild
 
 if TYPE_CHECKING:
@@ -141,7 +141,6 @@ class CompareReport:
     first_bitwise: Difference | None = None  # whose bits differ first, within tolerance or not
     atol: float = 0.0
     rtol: float = 0.0
-    passing_atol: float | None = None  # the smallest that would pass all with this rtol, if any
     unplaced: tuple[Key, ...] = ()  # not compared: their layout on the ranks is unknown
     ranks: tuple[int, ...] = ()  # whose part of the first difference is wrong, if that is known
 
@@ -164,16 +163,6 @@ class CompareReport:
         within = "within the tolerance, " if found.comparison else ""
         return f"{found.key}  {within}{found.comparison.line}; {'; '.join(found.explanations)}"
 
-    @property
-    def tolerance_text(self) -> str:
-        """Return in words which tolerance would pass all; empty if all bits are the same."""
-        if self.first_bitwise is None and self:
-            return ""
-        if self.passing_atol is None:
-            return "no atol would pass every compared record"
-        tolerance = f"atol={rounded_up(self.passing_atol)} with rtol={self.rtol:g}"
-        return f"{tolerance} would pass every compared record"
-
     def values(self, difference: Difference) -> tuple[Any, Any]:
         """Read both values of a difference from the runs: ``report.values(report.first)``."""
         if self.look is None:
@@ -185,7 +174,7 @@ class CompareReport:
         """Return the report as JSON; docs/compare.md is the specification."""
         plain = (
             "a", "b", "compared", "equal", "by_statistics", "ignored", "allow_missing", "culprit",
-            "atol", "rtol", "passing_atol",
+            "atol", "rtol",
         )  # fmt: skip
         pairs = self.provenance.items()
         return {

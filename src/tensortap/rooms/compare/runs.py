@@ -24,7 +24,6 @@ from tensortap.rooms.compare.first import (
     culprit,
     faulty_ranks,
     first_bitwise,
-    passing_atol,
 )
 from tensortap.rooms.compare.matching import (
     Choice,
@@ -115,7 +114,6 @@ def compare_runs(
         functools.partial(_in_order, sizes, equal),
         functools.partial(_values, sides, {d.key: plan.by_key[d.key] for d in differences}),
         bitwise, tolerance.atol, tolerance.rtol,
-        passing_atol(judged, tolerance),
         tuple(plan.unplaced), ranks,
     )  # fmt: skip
 
@@ -124,16 +122,11 @@ def _explained(first: Difference, sides: Sides, plan: Plan) -> Difference:
     """Return the first difference with its explanations."""
     item = plan.by_key[first.key]
     try:
-        a, b, before_a, before_b = (
-            None if parts is None else whole(side, parts)
-            for side, parts in zip(
-                sides * 2, (item.a, item.b, *plan.before(first.key)), strict=True
-            )
-        )
+        a, b = whole(sides[0], item.a), whole(sides[1], item.b)
     except (Disagreement, TensortapError):
         return first
     atol, rtol, *_ = item.tolerance
-    found = explain(a, b, atol=atol, rtol=rtol, previous_a=before_a, previous_b=before_b)
+    found = explain(a, b, atol=atol, rtol=rtol)
     return dataclasses.replace(first, explanations=tuple(map(str, found)))
 
 

@@ -87,7 +87,6 @@ def _first(report: CompareReport) -> RenderableType | None:
     for label, style, text in (
         ("culprit", "yellow", report.culprit.removeprefix("culprit: ")),
         ("bitwise", "yellow", report.bitwise_text),
-        ("passing", "dim", report.tolerance_text),
     ):
         if text:
             grid.add_row(Text(label, style=style), Text(plain(text)))

@@ -11,8 +11,8 @@ from tensortap.core.patterns import compile_pattern
 from tensortap.core.record import Kind
 from tensortap.rooms.formats.blocks import BLOCK_FORMATS
 from tensortap.rooms.formats.losses import limits, shares
+from tensortap.rooms.logframe.labels import layer_names, rows_with_statistics, tensor_types
 from tensortap.table.columns import Exponents
-from tensortap.table.frames import layer_names, rows_with_statistics, tensor_types
 from tensortap.table.kinds import need_pandas, tensor_type
 
 if TYPE_CHECKING:

@@ -4,4 +4,8 @@ from __future__ import annotations
 
 from tensortap.rooms import Room
 
-ROOM = Room(name="formats", offers={"run.formats": "tensortap.rooms.formats.frames:formats_of"})
+ROOM = Room(
+    name="formats",
+    needs=("logframe",),
+    offers={"run.formats": "tensortap.rooms.formats.frames:formats_of"},
+)

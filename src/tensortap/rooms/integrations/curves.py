@@ -11,10 +11,11 @@ import numpy as np
 
 from tensortap.core.errors import TensortapError
 from tensortap.core.patterns import compile_pattern
+from tensortap.rooms.logframe import labels
 from tensortap.runs.rows import STATISTICS as RUN_STATISTICS
 from tensortap.runs.run_reader import RunReader
-from tensortap.table import frames
 from tensortap.table.columns import VALUE
+from tensortap.table.frames import complete_table
 from tensortap.table.selection import choose_rank
 from tensortap.table.table import Table, table_of
 
@@ -67,7 +68,7 @@ def curve_points(
         known = ", ".join(RUN_STATISTICS)
         raise TensortapError(f"statistics must be among {known}, got {', '.join(unknown)}")
     reader = getattr(source, "reader", None)
-    table = frames.complete_table(reader) if isinstance(reader, RunReader) else table_of(source)
+    table = complete_table(reader) if isinstance(reader, RunReader) else table_of(source)
     return _points(*choose_rank(table, rank), compile_pattern(names or ""), statistics, histograms)
 
 
@@ -103,16 +104,16 @@ def _statistics(
 ) -> Iterator[CurvePoint]:
     """Yield the statistics of tensors and their exponents."""
     columns = ["time_ns", "tags", "value", "first_bin", "bins"]
-    rows, cells = frames.rows_with_statistics(table, columns, rows)
+    rows, cells = labels.rows_with_statistics(table, columns, rows)
     figures = {name: table.column(name)[rows] for name in statistics}
-    frames.add_stash(figures, cells)
-    labels = frames.layer_names(table, rows, cells).to_pylist()
-    kinds = frames.tensor_types(table, rows, cells).to_pylist()
+    labels.add_stash(figures, cells)
+    names = labels.layer_names(table, rows, cells).to_pylist()
+    kinds = labels.tensor_types(table, rows, cells).to_pylist()
     times, first_bins, bins = (
         cells.column(name).to_pylist() for name in ("time_ns", "first_bin", "bins")
     )
     for index, row in enumerate(rows.tolist()):
-        call, kind, label = table.call[row], kinds[index], labels[index]
+        call, kind, label = table.call[row], kinds[index], names[index]
         tagged = {
             _tag(f"{kind}/{name}/{label}", call): float(column[index])
             for name, column in figures.items()

@@ -6,7 +6,7 @@ from tensortap.rooms import Room
 
 ROOM = Room(
     name="integrations",
-    needs=("track",),
+    needs=("logframe", "track"),
     offers={
         "run.to_tensorboard": "tensortap.rooms.integrations.tensorboard:export",
         "run.to_wandb": "tensortap.rooms.integrations.wandb:export",

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tensortap.core.record import Kind
-from tensortap.rooms.logframe.read import PLACES, has_finfo
-from tensortap.runs.rows import STATISTICS
-from tensortap.table.frames import (
-    COUNTS,
+from tensortap.rooms.logframe.labels import (
     add_stash,
     layer_names,
     rows_with_statistics,
     tensor_types,
 )
+from tensortap.rooms.logframe.read import PLACES, has_finfo
+from tensortap.runs.rows import STATISTICS
+from tensortap.table.frames import COUNTS
 from tensortap.table.kinds import need_pandas
 from tensortap.table.selection import choose_rank
 from tensortap.table.table import Table, table_of
