@@ -266,18 +266,6 @@ def test_leaves_a_full_queue_to_python(queued):
     assert pipeline.counters["x"].calls == 1
 
 
-def test_counts_captured_values_bytes_and_time(queued):
-    pipeline, queue = queued()
-    both(pipeline, queue, 1.0)
-    before = pipeline.receipt()
-    for number in range(100):
-        pipeline.fast(0.5, "x", number, None, 0)
-    after = pipeline.receipt()
-    assert after.captured - before.captured == 100
-    assert after.bytes - before.bytes == 800
-    assert after.seconds > before.seconds
-
-
 def test_sets_step_and_call(queued):
     pipeline, queue = queued()
     both(pipeline, queue, 1.0)

@@ -12,6 +12,7 @@ import torch
 import tensortap as tap
 from tensortap import alerts
 from tensortap.api import session
+from tensortap.core.arguments import parse_steps
 from tensortap.rooms import figures as viz
 
 
@@ -171,3 +172,28 @@ def test_step_that_is_no_number_does_not_stop_training(caplog, errors):
 def test_numbers_of_frameworks_are_numbers(given):
     assert given.run.get("loss", step=np.int64(1), rank=torch.tensor(0)) == 1.0
     assert viz.scalar_global_heatmap(given.run, inc=np.int32(2), rank=np.int8(0)) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        (None, None),
+        ("", None),
+        ("10:20", (10, 20)),
+        ("10:", (10, None)),
+        (":20", (None, 20)),
+        (":", (None, None)),
+        ("-3", (-3, -3)),
+    ],
+)
+def test_parses_steps(text, steps):
+    assert parse_steps(text) == steps
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("ten", "steps must be like 10:20, got 'ten'"), ("5:2", "the first is after the last")],
+)
+def test_rejects_malformed_steps(text, message):
+    with pytest.raises(tap.TensortapError, match=message):
+        parse_steps(text)

@@ -16,10 +16,11 @@ import tensortap as tap
 from tensortap.capture.queue import Queue, write_to
 from tensortap.core.buffers import Pool
 from tensortap.core.record import Kind, Record, TensorData
+from tensortap.rooms.track.batches import summarize_many
 from tensortap.runs.folders import make_run
 from tensortap.runs.run_reader import RunReader
 from tensortap.runs.sink import StoreSink
-from tensortap.stats.columns import RecordColumns, summarize_many
+from tensortap.stats.columns import RecordColumns
 from tensortap.stats.summarize import code_of
 from tensortap.values import digest, rebuild
 from tests.capture.sink_contract import SinkContract, put, record

@@ -1,16 +1,10 @@
 from __future__ import annotations
 
-import io
-import re
-import subprocess
-import sys
-
 import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from tensortap.stats import summarize_array
 from tensortap.text.tensors import describe_array, number, short, short_dtype, sketch, styled
@@ -99,12 +93,6 @@ def test_short_dtypes(name, expected):
     assert short_dtype(name) == expected
 
 
-def test_dtypes_of_different_kinds_have_different_names():
-    names = [n for n in dir(ml_dtypes) if re.fullmatch(r"\w+\d+(_\w+)?", n)]
-    assert len(names) > 15
-    assert len({short_dtype(n) for n in names}) == len(names)
-
-
 @pytest.mark.parametrize(
     ("x", "expected"),
     [
@@ -137,8 +125,7 @@ def test_numbers_are_near_what_they_stand_for(x):
         (True, "True"),
         (None, "None"),
         (2**64 - 1, "18446744073709551615"),
-        (-(10**30), "-1e30"),
-        (12345 * 10**40, "1.23e44"),
+        (-(10**300), "int of 997 bits"),
         (2.302585093, "2.30259"),
         (1 - 2j, "1-2j"),
         (0.5j, "0+0.5j"),
@@ -150,11 +137,6 @@ def test_numbers_are_near_what_they_stand_for(x):
 )
 def test_short_values(value, expected):
     assert short(value) == expected
-
-
-def test_an_integer_too_long_for_str():
-    assert short(10**5000) == "1e5000"
-    assert short(-(10**5000) + 1) == "-1e5000"
 
 
 def draw(x, width=8):
@@ -209,20 +191,3 @@ def test_colours():
     }
     assert colours("f32 NaN!") == {"f32": "cyan", "NaN!": "bold red"}
     assert colours("[4] f32 all +Inf 4!")["all +Inf 4!"] == "bold red"
-
-
-def test_a_terminal_shows_the_plain_line():
-    out = io.StringIO()
-    plain = describe_array(np.array([1.0, nan, 2.0]))
-    Console(file=out, width=100, force_terminal=True, color_system="standard").print(styled(plain))
-    assert "\x1b[1;31mNaN 1!" in out.getvalue()
-    out = io.StringIO()
-    Console(file=out, width=100).print(styled(plain))
-    assert out.getvalue().rstrip() == plain
-
-
-def test_importing_brings_neither_numpy_nor_rich():
-    code = (
-        "import sys, tensortap.text.tensors; sys.exit(bool({'numpy', 'rich'} & set(sys.modules)))"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

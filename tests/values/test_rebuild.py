@@ -142,7 +142,7 @@ def test_finding_a_class_runs_no_code(monkeypatch):
     "names",
     [
         ("a b",), ("a", "a"), ("class",), ("",), ("a=1",), ("__class__",), ("1a",), ("a\n",),
-        ("x):\n import os\n def f(",), ("ﬁ",), ("a" * 201,),
+        ("x):\n import os\n def f(",), ("fi", "ﬁ"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["namedtuple", "dataclass"])
@@ -154,7 +154,7 @@ def test_rejects_hostile_fields(kind, names):
 
 @pytest.mark.attack("hostile records")
 def test_replaces_hostile_class_names():
-    for name in ("a:x y", "a:__import__('os')", "a:class", "a:", "a:ﬁ"):
+    for name in ("a:x y", "a:__import__('os')", "a:class", "a:"):
         assert type(rebuild(Fields("dataclass", name, ("a",), (1,)))).__name__ == "Unnamed"
 
 

@@ -177,9 +177,9 @@ _graph_keys: dict[tuple[Any, ...], str] = {}
 
 def _graph_key(name: str | None, suffix: str, **options: Any) -> str:
     """Return the key of a call in a compiled graph; torch calls this while it compiles."""
-    from tensortap.values.torch import graphs, private_compiler
+    from tensortap.values.torch import graphs, private
 
-    name = _sites.lookup(private_compiler.traced_caller()) + suffix if name is None else name
+    name = _sites.lookup(private.traced_caller()) + suffix if name is None else name
     known = name, *sorted(options.items())
     if known not in _graph_keys:
 

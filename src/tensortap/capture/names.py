@@ -1,17 +1,15 @@
 """Names of values that are caught without one: the expression in the caller's source.
 
 ``tap.catch(model.lm_head.weight)`` gets the name ``model.lm_head.weight``. Where the source is not
-available (``python -c``, standard input, `exec`, a file edited since it was loaded), or where C
-code made the call (``map(tap.catch, values)``), the name is the location of the call:
-``value_main_12`` for line 12 of ``main``. Finding a name takes milliseconds, so it is done once
-per call site.
+available (``python -c``, standard input, `exec`, a file edited since it was loaded), the name is
+the location of the call: ``value_main_12`` for line 12 of ``main``. If C code made the call, the
+argument of that code is the name. Finding a name takes milliseconds, so it is done once per call
+site.
 """
 
 from __future__ import annotations
 
 import ast
-import builtins
-import inspect
 import operator
 import os
 import threading
@@ -94,36 +92,12 @@ def _expression(frame: FrameType, argument: str) -> str | None:
 
         found = executing.Source.executing(frame)
         call = cast("ast.AST | None", found.node)  # declared as never None, wrongly
-        if not isinstance(call, ast.Call) or _calls_into_c(call.func, frame):
-            return None
-        if _edited(frame.f_code, found.source.text):
+        if not isinstance(call, ast.Call) or _edited(frame.f_code, found.source.text):
             return None
         node = _first_argument(call, argument)
         return None if node is None else _one_line(node, found.source.lines)
     except Exception:  # RecursionError, MemoryError, an unreadable file: no name is worth an error
         return None
-
-
-def _calls_into_c(callee: ast.expr, frame: FrameType) -> bool:
-    """Return whether the caller called C code that called us: ``list(map(tap.catch, values))``."""
-    target = _resolve(callee, frame)
-    if inspect.isclass(target) or inspect.isbuiltin(target):
-        return True
-    return inspect.ismethoddescriptor(target) and not isinstance(
-        target, (staticmethod, classmethod)
-    )
-
-
-def _resolve(node: ast.expr, frame: FrameType) -> object:
-    """Return what a dotted global name refers to, without running code; None for anything else."""
-    if isinstance(node, ast.Attribute):
-        return inspect.getattr_static(_resolve(node.value, frame), node.attr, None)
-    # not locals: frame.f_locals keeps a reference to each of them until the frame ends
-    code = frame.f_code
-    local_names = (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
-    if not isinstance(node, ast.Name) or node.id in local_names:
-        return None
-    return frame.f_globals.get(node.id, getattr(builtins, node.id, None))
 
 
 def _edited(code: CodeType, text: str) -> bool:

@@ -18,14 +18,13 @@ from tensortap.capture import ticket as tickets
 from tensortap.capture.fast import FastPath, type_name
 from tensortap.capture.ledger import BUSY, DISCONNECTED, ERROR, Ledger
 from tensortap.capture.queue import Queue, admit, write_to
-from tensortap.capture.receipt import Receipt, format_seconds
+from tensortap.capture.receipt import Receipt
 from tensortap.capture.selection import CallCounter, CallCounters, Clock
 from tensortap.capture.ticket import SKIPPED, Ticket
 from tensortap.core import ranks
 from tensortap.core.buffers import OutOfMemory, Pool
 from tensortap.core.busy import Busy, is_busy
 from tensortap.core.history import OVERHEAD
-from tensortap.core.limits import format_size
 from tensortap.core.record import Kind, Record, Shard, TensorData, Value
 from tensortap.core.settings import flag, memory_limit
 from tensortap.stats.columns import RecordColumns
@@ -96,7 +95,7 @@ class Pipeline:
         self._refreshes = 0
         self._registered = False
         self._errors: set[tuple[str, str]] = set()  # name and class of those that were logged
-        self._warned_owner = self._warned_cost = False
+        self._warned_owner = False
         self._work_out()
 
     def _after_fork(self) -> None:
@@ -244,7 +243,6 @@ class Pipeline:
         if large:
             waited = admitted - selected + _now() - copied
             self.ledger.capture(nbytes, selected - start, waited, copied - admitted)
-            self._check_cost(counter, start, nbytes)
         else:
             fast_path = self._fast_path
             if self.fast is not None and fast_path is not None and cls not in fast_path.unsuited:
@@ -260,21 +258,6 @@ class Pipeline:
             except OutOfMemory:
                 if not any(queue.await_progress() for queue in queues):
                     raise
-
-    def _check_cost(self, counter: CallCounter, start: int, nbytes: int) -> None:
-        """Warn once about values that take much of the time between two of them."""
-        taken = counter.taken
-        interval = max(1, taken, start - counter.began)  # threads and signal handlers overtake
-        counter.began, counter.taken = start, _now() - start
-        counter.costly = counter.costly + 1 if taken > 0.1 * interval else 0
-        if counter.costly == 5 and not self._warned_cost:
-            self._warned_cost = True
-            log.warning(
-                "tensortap: catching %r (%s) takes %s, %.0f %% of the time between two of "
-                "them; catch less of it, such as every=10, or a slice of the tensor",
-                counter.name, format_size(nbytes), format_seconds(taken * 1e-9),
-                100 * taken / interval,
-            )  # fmt: skip
 
     def _reject(self, counter: CallCounter, start: int) -> Ticket:
         counter.digest = None  # this content was not captured

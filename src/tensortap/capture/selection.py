@@ -71,16 +71,13 @@ class CallCounter:
     """
 
     __slots__ = (
-        "_before", "_count", "base", "began", "costly", "digest", "name", "step", "taken", "tick",
+        "_before", "_count", "base", "digest", "name", "step", "tick",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._before = 0
         self._count = itertools.count()
-        self.began = 0  # when the last large value was captured, in nanoseconds
-        self.taken = 0  # how long that took
-        self.costly = 0  # how many large values in a row took much of the time between them
         self.restart()
 
     def restart(self) -> None:

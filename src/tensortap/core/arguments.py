@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin
 
+from tensortap.core.errors import TensortapError
 from tensortap.core.record import Kind
 
 Parameters = ParamSpec("Parameters")
@@ -155,3 +156,18 @@ def check_path(argument: str, value: Any) -> None:
     _check(argument, value, str | os.PathLike)
     if value == "":
         raise ValueError(f"{argument} must not be empty: '.' is this folder")
+
+
+def parse_steps(text: str | None) -> tuple[int | None, int | None] | None:
+    """Return the first and the last step of ``10:20``, ``10:``, ``:20`` or ``10``; None is all."""
+    if not text:
+        return None
+    first, colon, last = text.partition(":")
+    try:
+        low = int(first) if first else None
+        high = (int(last) if last else None) if colon else low
+    except ValueError:
+        raise TensortapError(f"steps must be like 10:20, got {text!r}") from None
+    if low is not None and high is not None and low > high:
+        raise TensortapError(f"steps {text}: the first is after the last")
+    return low, high

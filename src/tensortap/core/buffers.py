@@ -29,7 +29,6 @@ from tensortap.core.settings import arena_size, buffer_size
 
 PAGE = 4096
 _HUGE = 2 << 20  # bytes of a huge page
-_CHUNK = 32 << 20  # bytes of a segment for small blocks beyond what is recycled
 _AHEAD = 16 << 20  # bytes of the arena that are ready beyond what was used
 _KEPT = 10.0  # seconds after which unused memory is released
 # Linux numbers: not every build of Python has names for them
@@ -173,11 +172,6 @@ class Region:
         self._leased: dict[weakref.ref[Lease], tuple[int, int]] = {}
 
     @property
-    def leased(self) -> int:
-        """Number of leased blocks."""
-        return len(self._leased)
-
-    @property
     def idle(self) -> bool:
         """Return whether nothing is leased, nor was since this was last read."""
         used, self._used = self._used, False
@@ -271,7 +265,6 @@ class Pool:
         self._numbers = itertools.count(1)
         self._arena: Region | None = None
         self._private: Region | None = None
-        self._chunks: list[Region] = []  # for small blocks beyond the private memory
         self._others: weakref.WeakSet[Segment] = weakref.WeakSet()
         self._returned: collections.deque[Any] = collections.deque()  # references to leases
         self._tidied = time.monotonic()
@@ -298,9 +291,7 @@ class Pool:
                 lease = private.lease(nbytes, self._returned.append)
             if lease is not None:
                 return lease
-            if size >= _HUGE:
-                return Lease(self._grow(size), 0, nbytes)
-            return self._lease_of_chunks(nbytes)
+            return Lease(self._grow(size), 0, nbytes)
 
     @section
     def acquire_shared(self, nbytes: int) -> Lease | None:
@@ -315,7 +306,6 @@ class Pool:
     def renew(self) -> None:
         """Use new memory from now on: a server that was lost may still read the old arena."""
         self._arena = self._private = None  # no lock is needed: each is one instruction
-        self._chunks = []
 
     def prepare(self, *, whole: bool = False) -> None:
         """Create the arena if there is none; with `whole`, all of it can be leased, for good."""
@@ -376,7 +366,6 @@ class Pool:
             self._collect()
             if self._private is not None and self._private.idle:
                 self._private = None
-            self._chunks = [chunk for chunk in self._chunks if chunk.leased]
             if arena is None or not arena.idle or not arena.end or arena.pinned:
                 return False
             arena.clear()
@@ -394,36 +383,20 @@ class Pool:
         """Take back what was returned."""
         for _ in range(len(self._returned)):  # a handler may return more meanwhile
             reference = self._returned[0]
-            for region in (self._arena, self._private, *self._chunks):
+            for region in (self._arena, self._private):
                 if region is not None:
                     region.give_back(reference)
             del self._returned[0]  # last: Ctrl-C may raise after any call
 
-    def _lease_of_chunks(self, nbytes: int) -> Lease:
-        """Lease a small block of the first chunk that has room, else of a new one."""
-        # recycled: one block that waits for long would keep the memory of all beside it
-        for chunk in self._chunks:
-            lease = chunk.lease(nbytes, self._returned.append)
-            if lease is not None:
-                return lease
-        chunk = Region(self._grow(_pages(nbytes), _CHUNK))
-        chunk.append(0, chunk.segment.nbytes)
-        self._chunks = [*self._chunks, chunk]
-        lease = chunk.lease(nbytes, self._returned.append)
-        assert lease is not None
-        return lease
-
-    def _grow(self, size: int, wanted: int = 0) -> Segment:
-        """Return new private memory, of the size that is wanted if there is as much."""
+    def _grow(self, size: int) -> Segment:
+        """Return new private memory."""
         limit = self._limit() if self._limit is not None else None
         if limit is not None and self._others and self.taken + size > limit:
             raise OutOfMemory(f"tensortap uses all of the {limit} bytes that it may take")
-        if limit is not None:
-            wanted = min(wanted, limit - self.taken)
-        if size >= _HUGE or wanted:  # reading what is free takes longer than a small copy
-            if not has_room(max(size, wanted)):
-                raise OutOfMemory(f"cannot allocate {size} bytes: this machine is low on memory")
-        segment = Segment(0, max(size, wanted), False)
+        # the kernel maps no more than 65,530 places
+        if len(self._others) >= 4096 or not has_room(size):
+            raise OutOfMemory(f"cannot allocate {size} bytes: this machine is low on memory")
+        segment = Segment(0, size, False)
         self._others.add(segment)
         return segment
 

@@ -43,27 +43,6 @@ def _numbers(columns: bytes, dtype: str, count: int = 0) -> Any:
     return (found.reshape(count, -1).T if count else found).tolist()
 
 
-def summarize_many(arrays: list[Memory]) -> SummaryColumns:
-    """Return the statistics of arrays in memory, from one call of the kernel.
-
-    It runs on several threads and without the interpreter lock. It takes no complex128. The memory
-    must stay valid during the call.
-    """
-    from tensortap.stats import summarize
-
-    return SummaryColumns(*summarize.kernel.summarize_many(arrays, summarize.AUTO))
-
-
-def summarize_tensors(tensors: list[Any]) -> SummaryColumns | None:
-    """Return the statistics of tensors of which the kernel finds the elements itself, or None."""
-    from tensortap.stats import summarize
-
-    if summarize.kernel is None:
-        return None
-    columns = summarize.kernel.summarize_many(tensors, summarize.AUTO)
-    return None if columns is None else SummaryColumns(*columns)
-
-
 @dataclass(frozen=True, slots=True)
 class RecordColumns:
     """Records of tensors that were summarized together, or of `numbers`: float64, as their values.

@@ -67,7 +67,8 @@ def short(value: object) -> str:
     if value is None or isinstance(value, bool):
         return str(value)
     if isinstance(value, int):
-        return _integer(value)
+        # not in full: Python does not print an int of more than 4300 digits
+        return str(value) if abs(value) < 1 << 64 else f"int of {value.bit_length()} bits"
     if isinstance(value, float):
         return number(value, 6)
     if isinstance(value, complex):
@@ -79,21 +80,12 @@ def short(value: object) -> str:
     return f"<{type(value).__name__}>"
 
 
-def _integer(value: int) -> str:
-    if abs(value) < 1 << 64:
-        return str(value)
-    # by hand: such an int may be too large for a float, for str(), and for Decimal in finite time
-    power = max(int((abs(value).bit_length() - 1) * math.log10(2)) - 3, 0)
-    leading = abs(value) // 10**power
-    return _scientific(f"{'-' if value < 0 else ''}{leading:.2e}", power)
-
-
-def _scientific(text: str, more: int = 0) -> str:
-    """Return ``1.50e-07`` as ``1.5e-7``, times a power of ten."""
+def _scientific(text: str) -> str:
+    """Return ``1.50e-07`` as ``1.5e-7``."""
     mantissa, exponent = text.split("e")
     if "." in mantissa:
         mantissa = mantissa.rstrip("0").rstrip(".")
-    return f"{mantissa}e{int(exponent) + more}"
+    return f"{mantissa}e{int(exponent)}"
 
 
 def sketch(array: NDArray[Any], summary: Summary, width: int = 8) -> str:

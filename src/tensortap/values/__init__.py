@@ -14,7 +14,6 @@ from tensortap.values.snapshot import (
     digest_of,
     memory_of,
     nbytes_of,
-    shard_digest_of,
     snapshot,
     summary_of,
 )
@@ -29,7 +28,6 @@ __all__ = [
     "nbytes_of",
     "numpy_dtype",
     "rebuild",
-    "shard_digest_of",
     "snapshot",
     "summary_of",
 ]

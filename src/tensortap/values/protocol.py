@@ -8,7 +8,7 @@ tests subclass ``tests/values/contract.py``. Hooks into models belong to rooms: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
@@ -39,13 +39,6 @@ class PendingSummary(NamedTuple):
     resolve: Callable[[], Summary | None]
 
 
-class PendingDigest(NamedTuple):
-    """A digest that a device is still computing; `resolve` waits for it."""
-
-    ready: Callable[[], bool]
-    resolve: Callable[[], bytes]
-
-
 def no_description(value: object) -> tuple[str, tuple[int, ...]]:
     """Return the empty dtype and shape of a value that has neither."""
     return "", ()
@@ -64,11 +57,8 @@ class Adapter:
     - `summarize` computes the statistics without a copy, or starts to on a device;
     - `memory` returns where the elements are, for the kernel; None if it cannot read them;
     - `view` returns a NumPy array over the value's own memory; None where that is impossible;
-    - `digest_later` starts to compute the digest of a shard on a device; None for other tensors;
     - `local_shard` returns this rank's part of a distributed tensor and where it belongs;
-    - `copy` returns a private copy on the same device, outside of every graph;
-    - `keyed_copy` returns such a copy with a key that is equal for equal contents, in one go; None
-      for values that need the general way. A copy may be `compact`: its ``tensor()`` is the value.
+    - `copy` returns a private copy on the same device, outside of every graph.
     """
 
     snapshot: Callable[[Any, Pool | None, Path], Snapshot]
@@ -79,11 +69,8 @@ class Adapter:
     view: Callable[[Any], NDArray[Any] | None] | None = None
     local_shard: Callable[[Any], tuple[Any, Shard]] | None = None
     copy: Callable[[Any], Any] | None = None
-    keyed_copy: Callable[[Any], tuple[Hashable, Any] | None] | None = None
-    compact: type | None = None
     memory: Callable[[Any], Memory | None] | None = None
     in_place: InPlace | None = None
-    digest_later: Callable[[Any, Shard | None], PendingDigest | None] | None = None
 
 
 class InPlace(NamedTuple):

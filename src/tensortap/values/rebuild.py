@@ -13,7 +13,6 @@ import keyword
 import re
 import sys
 import types
-import unicodedata
 from collections.abc import Callable
 from typing import Any
 
@@ -89,11 +88,11 @@ def _fields(value: Fields, parts: list[Any]) -> Any:
     cls = find_class(value.type)
     if value.kind == "namedtuple":
         if cls is None or tuple not in cls.__mro__ or getattr(cls, "_fields", None) != names:
-            cls = _substitute("namedtuple", _last_name(value.type), names)
+            cls = _substitute("namedtuple", value.type, names)
         rebuilt: Any = tuple.__new__(cls, parts)
         return rebuilt
     if cls is None or not _can_be_filled(cls, names):
-        cls = _substitute("dataclass", _last_name(value.type), names)
+        cls = _substitute("dataclass", value.type, names)
     rebuilt = object.__new__(cls)
     for name, part in zip(names, parts, strict=True):
         object.__setattr__(rebuilt, name, part)
@@ -133,28 +132,16 @@ def _attribute(cls: type, name: str) -> Any:
     return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
 
 
-def _last_name(path: str) -> str:
-    name = path.rpartition(":")[2].rpartition(".")[2]
-    return name if _is_name(name) else "Unnamed"
-
-
-def _is_name(name: str) -> bool:
-    # normal forms only: Python normalizes identifiers, so any other form is another name
-    return (
-        name.isidentifier()
-        and not keyword.iskeyword(name)
-        and not name.startswith("__")
-        and len(name) <= 200
-        and unicodedata.normalize("NFKC", name) == name
-    )
-
-
 @functools.lru_cache(maxsize=256)
 def _substitute(kind: str, name: str, fields: tuple[str, ...]) -> type:
     """Return a new class with these fields, for one that is not imported in this process."""
-    allowed = all(_is_name(field) for field in fields) and len(set(fields)) == len(fields)
-    if not allowed or (kind == "namedtuple" and any(f.startswith("_") for f in fields)):
-        raise WireError(f"not the fields of a {kind}: {', '.join(fields)[:80]}")
-    if kind == "namedtuple":
-        return collections.namedtuple(name, fields)
-    return dataclasses.make_dataclass(name, fields, unsafe_hash=True)
+    name = name.rpartition(":")[2].rpartition(".")[2]
+    name = name if name.isidentifier() and not keyword.iskeyword(name) else "Unnamed"
+    try:  # both check the names
+        if any(field.startswith("__") for field in fields):
+            raise ValueError("names of Python itself")
+        if kind == "namedtuple":
+            return collections.namedtuple(name, fields)
+        return dataclasses.make_dataclass(name, fields, unsafe_hash=True)
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise WireError(f"not the fields of a {kind}: {', '.join(fields)[:80]} ({error})") from None

@@ -6,11 +6,11 @@ from typing import Any
 
 from tensortap.core.buffers import Pool
 from tensortap.core.errors import CaptureError
-from tensortap.core.record import Shard, Summary, TensorData, Value
+from tensortap.core.record import Summary, Value
 from tensortap.stats.columns import Memory
 from tensortap.stats.digest import digest
 from tensortap.values.adapters import CACHED, adapter_of
-from tensortap.values.protocol import PendingDigest, PendingSummary, Snapshot, type_name
+from tensortap.values.protocol import PendingSummary, Snapshot, type_name
 
 
 def snapshot(value: object, pool: Pool) -> Snapshot:
@@ -50,16 +50,6 @@ def describe(value: object) -> tuple[str, str, tuple[int, ...]]:
     return type_name(cls), *adapter_of(cls).describe(value)
 
 
-def local_part(value: Any) -> tuple[Any, Shard | None]:
-    """Return this rank's part of a distributed tensor, and which it is; other values as they are.
-
-    >>> local_part(0.5)
-    (0.5, None)
-    """
-    local_shard = adapter_of(type(value)).local_shard
-    return (value, None) if local_shard is None else local_shard(value)
-
-
 def digest_of(value: object) -> bytes:
     """Return the digest that a snapshot of the value would have, without copying its memory.
 
@@ -77,32 +67,6 @@ def memory_of(value: Any) -> Memory | None:
     """
     memory = adapter_of(type(value)).memory
     return None if memory is None else memory(value)
-
-
-def shard_digest_of(value: Any, shard: Shard | None = None) -> bytes | PendingDigest | None:
-    """Return the digest of a tensor that does not depend on its layout; None for other values.
-
-    `shard` is the part of the whole that it is. On a device the digest is pending.
-
-    >>> import numpy as np
-    >>> len(shard_digest_of(np.ones(3)))
-    25
-    """
-    from tensortap.stats.shard_digest import shard_digest
-    from tensortap.values.view import as_numpy
-
-    adapter = adapter_of(type(value))
-    pending = adapter.digest_later(value, shard) if adapter.digest_later is not None else None
-    if pending is not None:
-        return pending
-    view = adapter.view
-    array = view(value) if view is not None else None
-    if array is None:
-        node = borrow(value)
-        if not isinstance(node, TensorData):
-            return None
-        array = as_numpy(node)
-    return shard_digest(array, shard)
 
 
 def summary_of(value: Any) -> tuple[Summary | None, PendingSummary | None]:

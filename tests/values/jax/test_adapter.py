@@ -11,8 +11,9 @@ from jax.experimental.layout import Format, Layout
 from tensortap.core.buffers import Lease, Pool, view_of
 from tensortap.core.errors import CaptureError
 from tensortap.core.record import TensorData
+from tensortap.rooms.track.digests import shard_digest_of
 from tensortap.stats.shard_digest import shard_digest
-from tensortap.values import describe, nbytes_of, rebuild, shard_digest_of, snapshot
+from tensortap.values import describe, nbytes_of, rebuild, snapshot
 from tensortap.values.jax.adapter import Deferred
 from tests.values.contract import any_values
 
@@ -121,16 +122,6 @@ def test_digests_wait_for_unfinished_arrays(unfinished):
     donate(array)
     assert pending.resolve() == shard_digest(expected)
     assert pending.ready()
-
-
-def test_ready_arrays_may_be_donated_right_after():
-    array = jnp.arange(100_000.0)
-    array.block_until_ready()
-    node, _ = snapshot(array, POOL)
-    assert isinstance(node.data, Lease)
-    donate(array)
-    assert array.is_deleted()
-    np.testing.assert_array_equal(np.asarray(rebuild(node)), np.arange(100_000.0))
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ from tensortap.core.buffers import Pool
 from tensortap.core.dtypes import DTYPES
 from tensortap.core.errors import CaptureError
 from tensortap.core.record import TensorData
-from tensortap.rooms.dump.files import format_of, load_file
 from tensortap.values import rebuild, snapshot
 from tests.values.contract import FrameworkContract
 
@@ -62,13 +61,3 @@ def test_rebuilds_dtypes_that_mlx_lacks_with_numpy():
     back = rebuild(TensorData("mlx", "float8_e5m2", (2,), b"ab"))
     assert type(back) is np.ndarray
     assert back.tobytes() == b"ab"
-
-
-def test_arrays_in_a_pickle(tmp_path):
-    value = {"a": [mx.array([1.5, 2.5], mx.bfloat16)], "b": "text"}
-    path = tmp_path / "value.pkl"
-    form = format_of(value)
-    form.save(value, path)
-    loaded = load_file(path, trust=True)
-    assert loaded["a"][0].dtype == mx.bfloat16
-    assert mx.array_equal(loaded["a"][0], value["a"][0])

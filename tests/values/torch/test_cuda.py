@@ -129,16 +129,6 @@ def test_dtypes_and_layouts(dtype, pool):
         assert torch.equal(rebuild(node).view(torch.uint8), expected)
 
 
-@pytest.mark.parametrize("room", [True, False])
-def test_conjugate_views(room, pool):
-    port = FakePort(room)
-    tensor = torch.complex(torch.randn(3, 4), torch.randn(3, 4)).conj()
-    nodes = [send(Courier(port), t, pool) for t in (tensor, tensor.imag)]
-    port.run()
-    assert torch.equal(rebuild(nodes[0]), tensor)
-    assert torch.equal(rebuild(nodes[1]), tensor.imag)
-
-
 def test_readers_wait_for_the_copy(pool):
     port = FakePort()
     node = send(Courier(port), torch.arange(50_000.0), pool)

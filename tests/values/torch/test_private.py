@@ -13,7 +13,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from tensortap.rooms.trace.torch import timeout_of
 from tensortap.rooms.track.torch import internals
-from tensortap.values.torch import hidden, private, private_compiler
+from tensortap.values.torch import hidden, private
 from tensortap.values.torch.shards import _offsets
 
 
@@ -53,8 +53,8 @@ def test_without_switches_and_counts(monkeypatch):
 def test_without_the_compilers_internals(monkeypatch):
     without(monkeypatch, "torch._dynamo", "torch._C._dynamo", "torch._functorch")
     internals.skip_frame(test_without_the_compilers_internals.__code__)
-    assert private_compiler.compiled_graphs() == 0
-    assert private_compiler.traced_caller() is None
+    assert internals.compiled_graphs() == 0
+    assert private.traced_caller() is None
     hidden.hide_effects_from_partitioner.__wrapped__()
 
 

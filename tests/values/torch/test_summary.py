@@ -10,8 +10,8 @@ import torch
 import tensortap as tap
 from tensortap.core.errors import CaptureError
 from tensortap.core.record import Summary
+from tensortap.rooms.track.batches import summarize_tensors
 from tensortap.stats import summarize_array
-from tensortap.stats.columns import summarize_tensors
 from tensortap.values.torch import summarize as module
 from tensortap.values.torch.summarize import summarize
 

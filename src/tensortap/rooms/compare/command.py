@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 
 from tensortap.cli.terminal import message, parse_numbers, progress_bar
+from tensortap.core.arguments import parse_steps
 from tensortap.core.errors import NotFound, TensortapError
-from tensortap.core.select import parse_steps
 
 _RUNS = "Runs"  # heading of the options for runs
 

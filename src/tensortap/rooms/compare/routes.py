@@ -9,8 +9,8 @@ from typing import Any
 
 from starlette.responses import Response
 
+from tensortap.core.arguments import parse_steps
 from tensortap.core.errors import TensortapError
-from tensortap.core.select import parse_steps
 from tensortap.page.catalog import RunEntry
 from tensortap.page.jobs import Job, Progress
 from tensortap.page.responses import PageRequest, PageRoute

@@ -8,8 +8,8 @@ from pathlib import Path
 import typer
 
 from tensortap.cli.terminal import message, progress_bar
+from tensortap.core.arguments import parse_steps
 from tensortap.core.errors import TensortapError
-from tensortap.core.select import parse_steps
 
 
 def film(

@@ -27,9 +27,9 @@ from tensortap.rooms.ops.operations import (
     OperationOutput,
 )
 from tensortap.rooms.ops.torch_places import OperationPlace, OperationPlaces
+from tensortap.rooms.track.torch import internals
 from tensortap.stats.digest import tensor_head
 from tensortap.values.snapshot import describe, digest_of
-from tensortap.values.torch import private_compiler
 from tensortap.values.torch.hidden import hide_from_compiler
 from tensortap.values.torch.shards import local_shard
 from tensortap.values.torch.summarize import summarize
@@ -108,11 +108,9 @@ class OperationHooks:
         """Record from here on; compiled code runs eagerly until `detach`."""
         places = OperationPlaces(self._root)
         with contextlib.ExitStack() as stack:
-            if private_compiler.compiler_is_loaded():
+            if internals.compiler_is_loaded():
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-                if private_compiler.compiled_graphs() or private_compiler.compiled_modules(
-                    self._root
-                ):
+                if internals.compiled_graphs() or internals.compiled_modules(self._root):
                     self._observer.remarks["torch.compile"] = _EAGER
             places.attach()
             stack.callback(places.detach)

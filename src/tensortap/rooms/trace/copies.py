@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -22,7 +22,13 @@ from tensortap.values.snapshot import borrow
 _NOT_COPIED = (type, ModuleType, FunctionType, BuiltinFunctionType, CodeType, FrameType)
 _MAX_OBJECTS = 100_000  # that are searched for tensors
 _ATOMS = frozenset((int, float, complex, bool, str, bytes, type(None)))
-_compact: set[type] = set()
+KEYED: dict[type, Callable[[Any], tuple[Hashable, Any] | None]] = {}
+"""Functions that copy a plain tensor and take its `fingerprint` in one go, by class.
+
+They return None for tensors that need the general way.
+"""
+COMPACT: set[type] = set()
+"""Classes of copies whose ``tensor()`` is the value."""
 
 
 def keyed_copy(value: Any) -> tuple[Hashable, Any] | None:
@@ -30,17 +36,13 @@ def keyed_copy(value: Any) -> tuple[Hashable, Any] | None:
 
     The copy may be compact; `expanded` returns the tensor.
     """
-    adapter = adapter_of(type(value))
-    if adapter.keyed_copy is None:
-        return None
-    if adapter.compact is not None:
-        _compact.add(adapter.compact)
-    return adapter.keyed_copy(value)
+    copy_of = KEYED.get(type(value))
+    return None if copy_of is None else copy_of(value)
 
 
 def expanded(kept: Any) -> Any:
     """Return a kept value as users see it."""
-    return kept.tensor() if type(kept) in _compact else kept
+    return kept.tensor() if type(kept) in COMPACT else kept
 
 
 def copied(value: Any) -> Any:

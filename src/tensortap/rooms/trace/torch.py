@@ -8,13 +8,16 @@ import ctypes
 import datetime
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy
 import torch
 from torch import distributed
+from torch.overrides import has_torch_function
+from xxhash import xxh3_128_digest
 
+from tensortap.rooms.trace.copies import COMPACT, KEYED
 from tensortap.rooms.trace.results import (
     array_of_numbers,
     corner,
@@ -22,11 +25,14 @@ from tensortap.rooms.trace.results import (
     padded_shape,
 )
 from tensortap.rooms.track.torch.hooks import ModuleHook, hook_module
+from tensortap.rooms.track.torch.internals import compiled_modules
 from tensortap.rooms.track.torch.names import unwrapped
+from tensortap.values.protocol import SMALL
 from tensortap.values.torch import private
-from tensortap.values.torch.private_compiler import compiled_modules
-from tensortap.values.torch.tensors import quiet
+from tensortap.values.torch.tensors import KNOWN, address_of, dtype_name, is_lazy, quiet
+from tensortap.values.view import memory_at, read
 
+_LARGE = 1 << 20  # bytes; larger tensors are copied only if they have changed
 _WRAPPERS = ("_forward_module", "module")  # of trainers whose wrapper classes are not known
 
 
@@ -198,3 +204,56 @@ def timeout_of(group: Any) -> datetime.timedelta:
             if isinstance(timeout, datetime.timedelta):
                 return timeout
     return datetime.timedelta(minutes=30)
+
+
+class CompactTensor(NamedTuple):
+    """A small tensor as its bytes; equal to the key that other ways of comparing tensors make."""
+
+    kind: type
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    def tensor(self) -> torch.Tensor:
+        """Return the tensor."""
+        with quiet(), torch.inference_mode(False):
+            flat = torch.frombuffer(bytearray(self.data), dtype=torch.uint8)
+            return flat.view(getattr(torch, self.dtype)).view(self.shape)
+
+
+def keyed_copy(value: torch.Tensor) -> tuple[Hashable, Any] | None:
+    """Return a key that tells whether a tensor has changed, and a copy of it.
+
+    None for tensors that need a closer look, and for large ones: those are copied only if they
+    have changed.
+
+    >>> keyed_copy(torch.ones(2))[0].data.hex()
+    '0000803f0000803f'
+    """
+    # even reading an attribute would run a mode
+    if has_torch_function((value,)) or private.has_dispatch_modes():
+        return None
+    try:
+        nbytes, dtype = value.nbytes, value.dtype
+        if not 0 < nbytes <= _LARGE or not value.is_cpu or is_lazy(value, dtype):
+            return None
+        if not address_of(value):
+            return None
+        if nbytes <= SMALL:
+            if not value.is_contiguous():
+                value = value.detach().contiguous()
+            data = read(value.data_ptr(), nbytes)
+            compact = CompactTensor(torch.Tensor, KNOWN[dtype][0], tuple(value.shape), data)
+            return compact, compact
+        if not value.is_contiguous() or torch.is_inference_mode_enabled():
+            return None
+        value = value.detach().clone()  # detached, so no graph records the clone
+        digest = xxh3_128_digest(memory_at(value.data_ptr(), nbytes))
+        # the same key as the general way to tell changes makes
+        return (torch.Tensor, dtype_name(dtype), tuple(value.shape), digest), value
+    except (RuntimeError, KeyError):
+        return None  # no memory of its own, or an unknown dtype
+
+
+KEYED[torch.Tensor] = keyed_copy
+COMPACT.add(CompactTensor)

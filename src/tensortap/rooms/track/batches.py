@@ -14,18 +14,29 @@ from tensortap.core import ranks
 from tensortap.core.record import Record
 from tensortap.rooms.track.observing import Observed
 from tensortap.stats import summarize
-from tensortap.stats.columns import (
-    Memory,
-    RecordColumns,
-    SummaryColumns,
-    summarize_many,
-    summarize_tensors,
-)
+from tensortap.stats.columns import Memory, RecordColumns, SummaryColumns
 
 _now = time.perf_counter_ns
 
 ObservedTensor = tuple[Observed, Any]
 """A tensor after its description."""
+
+
+def summarize_many(arrays: list[Memory]) -> SummaryColumns:
+    """Return the statistics of arrays in memory, from one call of the kernel.
+
+    It runs on several threads and without the interpreter lock. It takes no complex128. The memory
+    must stay valid during the call.
+    """
+    return SummaryColumns(*summarize.kernel.summarize_many(arrays, summarize.AUTO))
+
+
+def summarize_tensors(tensors: list[Any]) -> SummaryColumns | None:
+    """Return the statistics of tensors of which the kernel finds the elements itself, or None."""
+    if summarize.kernel is None:
+        return None
+    columns = summarize.kernel.summarize_many(tensors, summarize.AUTO)
+    return None if columns is None else SummaryColumns(*columns)
 
 
 def summarize_together(

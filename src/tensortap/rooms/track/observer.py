@@ -31,13 +31,14 @@ from tensortap.rooms.track.batches import (
     memory_of,
     summarize_together,
 )
+from tensortap.rooms.track.digests import PendingDigest, shard_digest_of
 from tensortap.rooms.track.observing import Explain, Observed, TrackListener
 from tensortap.rooms.track.options import Patterns, TrackOptions
 from tensortap.rooms.track.tracked_alerts import TrackedAlerts
 from tensortap.rooms.track.tracked_records import PendingRecord, TrackedRecords, prefixed_tags
 from tensortap.stats import summarize
 from tensortap.stats.columns import SummaryColumns
-from tensortap.values.protocol import PendingDigest, PendingSummary
+from tensortap.values.protocol import PendingSummary
 
 log = logging.getLogger("tensortap")
 
@@ -227,7 +228,7 @@ class Observer:
         nbytes, later = 0, None
         if value is not None and self._needs_values:
             if self.options.digests:
-                digest = arrays.shard_digest_of(value, observed.shard)
+                digest = shard_digest_of(value, observed.shard)
                 if isinstance(digest, PendingDigest):
                     later = digest
                 else:

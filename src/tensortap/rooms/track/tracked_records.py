@@ -17,10 +17,11 @@ from tensortap.core.errors import TensortapError
 from tensortap.core.limits import format_size
 from tensortap.core.record import Kind, Record
 from tensortap.live.connections import connections
+from tensortap.rooms.track.digests import PendingDigest
 from tensortap.rooms.track.observing import Explain
 from tensortap.runs import init as run
 from tensortap.stats.columns import RecordColumns
-from tensortap.values.protocol import PendingDigest, PendingSummary
+from tensortap.values.protocol import PendingSummary
 
 log = logging.getLogger("tensortap")
 

@@ -21,19 +21,11 @@ from jax.core import Tracer
 from tensortap.core.buffers import Pool
 from tensortap.core.dtypes import DTYPES, name_of
 from tensortap.core.errors import CaptureError
-from tensortap.core.record import Shard, Summary, TensorData
+from tensortap.core.record import Summary, TensorData
 from tensortap.stats import summarize_array
-from tensortap.stats.shard_digest import shard_digest
 from tensortap.values.numpy.adapter import build as build_numpy
 from tensortap.values.numpy.adapter import describe
-from tensortap.values.protocol import (
-    Adapter,
-    Framework,
-    Path,
-    PendingDigest,
-    Snapshot,
-    rejecting,
-)
+from tensortap.values.protocol import Adapter, Framework, Path, Snapshot, rejecting
 from tensortap.values.view import as_numpy, payload_at
 
 # dtypes that JAX narrows to 32 bits unless jax_enable_x64 is set
@@ -98,7 +90,7 @@ class JaxFramework(Framework):
     def catch_gradient(self, value: Any, capture: Callable[[Any], object]) -> Any:
         if not isinstance(value, jax.Array):
             return None
-        from tensortap.values.jax.gradients import catch_gradient
+        from tensortap.values.jax.runs import catch_gradient
 
         return catch_gradient(value, capture)
 
@@ -207,17 +199,6 @@ def _summarize(value: Any) -> Summary:
     return summarize_array(as_numpy(node))
 
 
-def _digest_later(value: Any, shard: Shard | None) -> PendingDigest | None:
-    """Return the digest of an array on a device, or still being computed, once it is here."""
-    if not isinstance(value.dtype, np.dtype) or value.is_deleted() or _can_be_read(value):
-        return None
-    node, _ = _snapshot(value, None, ())
-    assert isinstance(node, TensorData)
-    if not isinstance(node.data, Deferred):  # it is empty
-        return None
-    return PendingDigest(node.data.ready, lambda: shard_digest(as_numpy(node), shard))
-
-
 def _reject_copy(value: Any) -> Any:
     raise CaptureError(
         "JAX only traces this function, so its values do not exist yet: trace the function that "
@@ -228,7 +209,6 @@ def _reject_copy(value: Any) -> Any:
 _ARRAY = Adapter(
     _snapshot, _nbytes, _describe, summarize=_summarize, view=lambda value: None,
     copy=lambda value: jax.numpy.array(value, copy=True),  # the original may be donated
-    digest_later=_digest_later,
 )  # fmt: skip
 _TRACER = replace(
     rejecting(

@@ -1,4 +1,8 @@
-"""Callbacks of compiled JAX code that tell on which device it runs, and whether it recomputes."""
+"""Compiled JAX code that calls back: with values, where it runs and whether it recomputes.
+
+Gradients are caught by an identity operation. A `custom_vjp` would do the same, but not in forward
+mode, which a program may use as well.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 from tensortap.core.record import Shard
 from tensortap.values.protocol import CompiledRun
@@ -140,3 +144,36 @@ def manual_axes() -> dict[str, int]:
     """Return the axes of the mesh over which `shard_map` maps this code, with their sizes."""
     mesh = jax.sharding.get_abstract_mesh()
     return {axis: size for axis, size in mesh.shape.items() if axis in mesh.manual_axes}
+
+
+# -- gradients ---------------------------------------------------------------------------
+
+gradient_p = Primitive("tensortap_gradient")
+_tangent_p = Primitive("tensortap_gradient_tangent")
+
+
+def catch_gradient(value: Any, capture: Callable[..., object]) -> Any:
+    """Return the value; differentiation calls ``capture(gradient)``, also while it is traced."""
+    return gradient_p.bind(value, capture=capture)
+
+
+def _jvp(primals: Any, tangents: Any, *, capture: Callable[..., object]) -> Any:
+    (x,), (t,) = primals, tangents
+    if type(t) is not ad.Zero:
+        t = _tangent_p.bind(t, capture=capture)
+    return gradient_p.bind(x, capture=capture), t
+
+
+def _transpose(ct: Any, x: Any, *, capture: Callable[..., object]) -> Any:
+    if type(ct) is not ad.Zero:
+        capture(ct)
+    return (ct,)
+
+
+for _each in (gradient_p, _tangent_p):
+    _each.def_impl(lambda x, *, capture: x)
+    _each.def_abstract_eval(lambda x, *, capture: x)
+    batching.defvectorized(_each)
+    mlir.register_lowering(_each, lambda context, x, *, capture: [x])
+ad.primitive_jvps[gradient_p] = _jvp
+ad.deflinear2(_tangent_p, _transpose)

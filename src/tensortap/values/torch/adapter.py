@@ -13,10 +13,9 @@ import torch
 from torch.overrides import has_torch_function
 
 from tensortap.core.errors import CaptureError
-from tensortap.core.record import Shard, TensorData
-from tensortap.values.protocol import Adapter, Framework, InPlace, PendingDigest, rejecting
-from tensortap.values.torch import private, tensors
-from tensortap.values.torch.device_digest import digest_later
+from tensortap.core.record import TensorData
+from tensortap.values.protocol import Adapter, Framework, InPlace, rejecting
+from tensortap.values.torch import tensors
 from tensortap.values.torch.shards import local_shard
 from tensortap.values.torch.summarize import memory_of, summarize
 
@@ -29,10 +28,8 @@ class TorchFramework(Framework):
     def adapter(self, cls: type) -> Adapter | None:
         if torch.Tensor not in cls.__mro__:
             return None
-        if cls is torch.Tensor:
+        if cls in (torch.Tensor, torch.nn.Parameter):
             return _TENSOR
-        if cls is torch.nn.Parameter:
-            return _PARAMETER
         if torch.nn.parameter.UninitializedTensorMixin in cls.__mro__:
             return _UNINITIALIZED
         if cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__:  # type: ignore[attr-defined]
@@ -75,21 +72,13 @@ class TorchFramework(Framework):
 FRAMEWORK = TorchFramework()
 
 
-def _digest_later(value: torch.Tensor, shard: Shard | None) -> PendingDigest | None:
-    if value.is_cpu or value.is_meta or value.is_nested or value.layout is not torch.strided:
-        return None
-    with private.without_overrides(), torch.no_grad():
-        return digest_later(torch.Tensor.as_subclass(value.detach(), torch.Tensor), shard)
-
-
-_PARAMETER = Adapter(
+_TENSOR = Adapter(
     tensors.snapshot, tensors.nbytes, tensors.describe, tensors.snapshot_small, summarize,
     tensors.view, copy=tensors.copied_tensor, memory=memory_of,
-    in_place=InPlace("torch", tensors.KNOWN, has_torch_function), digest_later=_digest_later,
+    in_place=InPlace("torch", tensors.KNOWN, has_torch_function),
 )  # fmt: skip
-_TENSOR = replace(_PARAMETER, keyed_copy=tensors.keyed_copy, compact=tensors.CompactTensor)
 _SUBCLASS = replace(
-    _PARAMETER, snapshot=tensors.snapshot_subclass, snapshot_small=None, memory=None, in_place=None
+    _TENSOR, snapshot=tensors.snapshot_subclass, snapshot_small=None, memory=None, in_place=None
 )
 _UNINITIALIZED = rejecting(
     "an uninitialized parameter has no data: catch it after the first forward"

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from tensortap.values.torch import private_compiler
+from tensortap.values.torch import private
 from tensortap.values.torch.hidden import (
     constant_when_compiled,
     hide_effects_from_partitioner,
@@ -64,7 +64,7 @@ library.impl("look", _look, "CompositeExplicitAutograd")
 torch.library.register_fake("tensortap::look", _look_at_nothing, lib=library)
 if hasattr(torch.library, "register_vmap"):
     torch.library.register_vmap("tensortap::look", _look_at_batch, lib=library)
-_kept = private_compiler.keep_in_graphs(library, "tensortap::look")
+_kept = private.keep_in_graphs(library, "tensortap::look")
 
 
 @functools.cache

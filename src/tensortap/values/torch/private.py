@@ -2,13 +2,15 @@
 
 A release of torch that lacks one of them costs what the function says, and nothing else.
 
-Those of its compiler are in `private_compiler`, and those that must not import torch in `hidden`.
+Those that must not import torch are in `hidden`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -81,3 +83,41 @@ def version_of(tensor: torch.Tensor) -> int:
         return int(tensor._version)
     except (AttributeError, RuntimeError):  # tensors of inference mode do not count
         return 0
+
+
+# -- of the compiler ---------------------------------------------------------------------
+
+
+def traced_caller() -> Any:
+    """Return the frame of the user's function that is being compiled; None if it is not known.
+
+    Buys: a value that compiled code catches without a name is named after the expression.
+    Otherwise that value is not captured.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        compiler: Any = frame.f_locals.get("self")  # which interprets the code of one function
+        module = getattr(compiler, "f_globals", {}).get("__name__", "tensortap.")
+        if not module.startswith(("torch._dynamo", "tensortap.")):
+            with contextlib.suppress(AttributeError):
+                return SimpleNamespace(
+                    f_code=compiler.f_code, f_globals=compiler.f_globals, f_back=None,
+                    f_lineno=compiler.lineno, f_lasti=compiler.current_instruction.offset,
+                )  # fmt: skip
+        frame = frame.f_back
+    return None
+
+
+def keep_in_graphs(library: torch.library.Library, operator: str) -> bool:
+    """Say that an operator has side effects, so that no compiler removes it; return success.
+
+    Buys: everything that is seen inside compiled graphs. Otherwise nothing is.
+    """
+    try:
+        from torch._higher_order_ops import register_hook  # noqa: F401 - hooks on tensors in graphs
+        from torch._library.effects import EffectType
+
+        torch.library._register_effectful_op(operator, EffectType.ORDERED, lib=library)
+    except (ImportError, AttributeError):
+        return False
+    return True

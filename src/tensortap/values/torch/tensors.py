@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-from collections.abc import Hashable
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch.overrides import has_torch_function
-from xxhash import xxh3_128_digest
 
 from tensortap.core.buffers import Pool
 from tensortap.core.dtypes import DTYPES, numpy_dtype
@@ -26,7 +25,9 @@ from tensortap.values.numpy.adapter import build as build_numpy
 from tensortap.values.numpy.adapter import payload
 from tensortap.values.protocol import SMALL, Path, Snapshot
 from tensortap.values.torch import private
-from tensortap.values.view import memory_at, payload_at, read
+from tensortap.values.view import payload_at
+
+Result = TypeVar("Result")
 
 _DTYPES: dict[str, torch.dtype] = {
     row.name: getattr(torch, row.torch)
@@ -45,8 +46,6 @@ KNOWN: dict[torch.dtype, tuple[str, int, int]] = {
 
 # integers of each size: copied bit by bit, which torch supports for them but not for every dtype
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-_LARGE = 1 << 20  # bytes; larger tensors are copied only if they have changed
 
 # the fastest way to a few bytes at an address
 _SCALAR = {size: (ctypes.c_char * size).from_address for size in (1, 2, 4, 8, 16)}
@@ -89,12 +88,16 @@ def address_of(value: torch.Tensor) -> int:
     return address if address != value.storage_offset() * value.element_size() else 0
 
 
-def snapshot(value: torch.Tensor, pool: Pool | None, path: Path) -> Snapshot:
-    """Copy a tensor, or a parameter."""
-    if has_torch_function((value,)):  # even reading an attribute would run a mode
-        with private.without_overrides():
-            return snapshot_plain(value, pool)
-    return snapshot_plain(value, pool)
+def _without_modes(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Call a function with all modes off: even reading an attribute would run one."""
+
+    def call(value: torch.Tensor, *rest: Any) -> Result:
+        if has_torch_function((value,)):
+            with private.without_overrides():
+                return function(value, *rest)
+        return function(value, *rest)
+
+    return call
 
 
 def snapshot_subclass(value: torch.Tensor, pool: Pool | None, path: Path) -> Snapshot:
@@ -112,7 +115,7 @@ def snapshot_small(value: torch.Tensor) -> Snapshot | None:
     return snapshot_plain(value, None)
 
 
-def snapshot_plain(value: torch.Tensor, pool: Pool | None) -> Snapshot:
+def snapshot_plain(value: torch.Tensor, pool: Pool | None, path: Path = ()) -> Snapshot:
     """Copy a plain tensor; modes are off."""
     try:
         name, itemsize, lazy = KNOWN[value.dtype]
@@ -129,6 +132,9 @@ def snapshot_plain(value: torch.Tensor, pool: Pool | None) -> Snapshot:
     except (RuntimeError, KeyError):
         pass  # no storage, or an unknown dtype: reported below
     return _snapshot_by_torch(value, pool)
+
+
+snapshot = _without_modes(snapshot_plain)
 
 
 def _snapshot_by_torch(value: torch.Tensor, pool: Pool | None) -> Snapshot:
@@ -244,30 +250,18 @@ def why_not(value: torch.Tensor) -> str:
     return ""
 
 
+@_without_modes
 def nbytes(value: torch.Tensor, path: Path) -> int:
     """Return the bytes of a tensor's elements."""
-    if has_torch_function((value,)):
-        with private.without_overrides():
-            return _nbytes(value)
-    return _nbytes(value)
-
-
-def _nbytes(value: torch.Tensor) -> int:
     try:
         return int(value.numel() * value.element_size())
     except RuntimeError:
         return 0  # nested: `snapshot` says why
 
 
+@_without_modes
 def describe(value: torch.Tensor) -> tuple[str, tuple[int, ...]]:
     """Return the dtype and shape of a tensor."""
-    if has_torch_function((value,)):
-        with private.without_overrides():
-            return _describe(value)
-    return _describe(value)
-
-
-def _describe(value: torch.Tensor) -> tuple[str, tuple[int, ...]]:
     try:
         return dtype_name(value.dtype), tuple(value.shape)
     except RuntimeError:
@@ -290,55 +284,6 @@ def build(tensor: TensorData) -> Any:
 
 
 # -- copies on the same device ----------------------------------------------------------
-
-
-class CompactTensor(NamedTuple):
-    """A small tensor as its bytes; equal to the key that other ways of comparing tensors make."""
-
-    kind: type
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
-
-    def tensor(self) -> torch.Tensor:
-        """Return the tensor."""
-        with quiet(), torch.inference_mode(False):
-            flat = torch.frombuffer(bytearray(self.data), dtype=torch.uint8)
-            return flat.view(_DTYPES[self.dtype]).view(self.shape)
-
-
-def keyed_copy(value: torch.Tensor) -> tuple[Hashable, Any] | None:
-    """Return a key that tells whether a tensor has changed, and a copy of it.
-
-    None for tensors that need a closer look, and for large ones: those are copied only if they
-    have changed.
-
-    >>> keyed_copy(torch.ones(2))[0].data.hex()
-    '0000803f0000803f'
-    """
-    # even reading an attribute would run a mode
-    if has_torch_function((value,)) or private.has_dispatch_modes():
-        return None
-    try:
-        nbytes, dtype = value.nbytes, value.dtype
-        if not 0 < nbytes <= _LARGE or not value.is_cpu or is_lazy(value, dtype):
-            return None
-        if not address_of(value):
-            return None
-        if nbytes <= SMALL:
-            if not value.is_contiguous():
-                value = value.detach().contiguous()
-            data = read(value.data_ptr(), nbytes)
-            compact = CompactTensor(torch.Tensor, KNOWN[dtype][0], tuple(value.shape), data)
-            return compact, compact
-        if not value.is_contiguous() or torch.is_inference_mode_enabled():
-            return None
-        value = value.detach().clone()  # detached, so no graph records the clone
-        digest = xxh3_128_digest(memory_at(value.data_ptr(), nbytes))
-        # the same key as the general way to tell changes makes
-        return (torch.Tensor, dtype_name(dtype), tuple(value.shape), digest), value
-    except (RuntimeError, KeyError):
-        return None  # no memory of its own, or an unknown dtype
 
 
 def copied_tensor(value: torch.Tensor) -> torch.Tensor:

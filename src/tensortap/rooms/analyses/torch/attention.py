@@ -26,10 +26,11 @@ from tensortap.rooms.analyses.numbers import (
     evenly_spaced,
     head_statistics,
 )
+from tensortap.rooms.track.torch import internals
 from tensortap.rooms.track.torch.hooks import ModuleHook, hook_module
 from tensortap.rooms.track.torch.reading import host_view, is_here, is_readable
 from tensortap.stats.conversion import as_float64
-from tensortap.values.torch import private, private_compiler
+from tensortap.values.torch import private
 
 COMPILED = "attention in models with compiled parts is not analyzed"
 MULTIHEAD = "attention in models with nn.MultiheadAttention is not analyzed"
@@ -132,8 +133,8 @@ class AttentionPasses:
 
 
 def _compiled_graphs() -> int:
-    loaded = private_compiler.compiler_is_loaded()
-    return private_compiler.compiled_graphs() if loaded else 0
+    loaded = internals.compiler_is_loaded()
+    return internals.compiled_graphs() if loaded else 0
 
 
 class QuerySample(NamedTuple):

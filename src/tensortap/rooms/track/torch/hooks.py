@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from tensortap.rooms.track.torch import internals
+from tensortap.rooms.track.torch.internals import compiler_is_loaded
 from tensortap.values.torch.hidden import constant_when_compiled, hide_from_compiler
-from tensortap.values.torch.private_compiler import compiler_is_loaded
 
 log = logging.getLogger("tensortap")
 

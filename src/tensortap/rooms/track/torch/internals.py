@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tensortap.values.torch.private_compiler import compiled_graphs, compiler_is_loaded
-
 log = logging.getLogger("tensortap")
 
 
@@ -271,3 +269,35 @@ def forget_graphs(what: str, begins: bool) -> None:
         level = logging.WARNING if begins else logging.INFO  # of an end, the beginning has told
         log.log(level, "tensortap: torch.compile compiles existing graphs anew: %s", reason)
     _known_graphs = graphs
+
+
+def compiled_graphs() -> int:
+    """Return how many graphs this process has compiled; call it once the compiler is loaded.
+
+    Buys: the user is told that graphs are compiled anew, if there are any, and no mode is active
+    around compiled parts of a model. Otherwise nobody is told, and torch compiles them once more.
+    """
+    try:
+        from torch._dynamo.utils import counters
+
+        return int(counters["stats"]["unique_graphs"])
+    except (ImportError, AttributeError, KeyError, TypeError):
+        return 0
+
+
+def compiled_modules(model: torch.nn.Module | None) -> list[torch.nn.Module]:
+    """Return the modules of a model that are compiled, perhaps itself.
+
+    Buys: the user is told that they run eagerly while operations are recorded, and that nothing
+    is traced in them, also before their first call. Otherwise from the first graph on.
+    """
+    return [
+        module
+        for module in (() if model is None else model.modules())
+        if "_orig_mod" in module._modules or vars(module).get("_compiled_call_impl") is not None
+    ]
+
+
+def compiler_is_loaded() -> bool:
+    """Return whether the program has imported torch's compiler."""
+    return "torch._dynamo" in sys.modules

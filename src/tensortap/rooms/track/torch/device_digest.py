@@ -13,15 +13,26 @@ import numpy as np
 import torch
 
 from tensortap.core.record import Shard
+from tensortap.rooms.track.digests import PendingDigest
 from tensortap.stats.shard_digest import BLOCK, key_table, mix_bits, packed, seed_of
-from tensortap.values.protocol import PendingDigest
+from tensortap.values.torch import private
 from tensortap.values.torch.cuda import CudaPort, cuda
 from tensortap.values.torch.tensors import dtype_name
 
 _CHUNK = 1 << 19  # elements at once: some hundred bytes of temporary numbers each
 
 
-def digest_later(
+def digest_later(value: Any, shard: Shard | None) -> PendingDigest | None:
+    """Return the digest of a tensor on a device; None for any other value."""
+    if not isinstance(value, torch.Tensor) or value.is_cpu or value.is_meta or value.is_nested:
+        return None
+    if value.layout is not torch.strided:
+        return None
+    with private.without_overrides(), torch.no_grad():
+        return start_digest(torch.Tensor.as_subclass(value.detach(), torch.Tensor), shard)
+
+
+def start_digest(
     tensor: torch.Tensor, shard: Shard | None = None, port: CudaPort | None = None
 ) -> PendingDigest:
     """Compute a digest on the device of a tensor, and copy the sums without waiting."""

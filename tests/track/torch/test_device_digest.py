@@ -1,6 +1,5 @@
 """Digests that devices compute are those of the kernel."""
 
-import dataclasses
 import functools
 import itertools
 
@@ -10,11 +9,13 @@ import torch
 
 import tensortap as tap
 from tensortap.core.record import Shard
+from tensortap.rooms.track import torch as part
+from tensortap.rooms.track.digests import shard_digest_of
+from tensortap.rooms.track.torch import device_digest as module
 from tensortap.stats.shard_digest import add_digests, shard_digest
-from tensortap.values.adapters import CACHED
-from tensortap.values.snapshot import borrow, shard_digest_of
-from tensortap.values.torch import device_digest as module
+from tensortap.values.snapshot import borrow
 from tensortap.values.view import as_numpy
+from tests.values.torch.conftest import waits  # noqa: F401 - a fixture
 from tests.values.torch.test_cuda import FakePort
 
 _DTYPES = (
@@ -31,7 +32,7 @@ def drawn(shape, dtype):
 
 def on_device(tensor, shard=None):
     port = FakePort()
-    later = module.digest_later(tensor, shard, port)
+    later = module.start_digest(tensor, shard, port)
     port.run()
     return later.resolve()
 
@@ -49,11 +50,11 @@ def test_operations_of_torch_give_the_digest_of_the_kernel(dtype, monkeypatch):
     assert add_digests(parts) == shard_digest_of(whole)
 
 
-def test_does_not_wait_for_the_device(waits):
+def test_does_not_wait_for_the_device(waits):  # noqa: F811
     port = FakePort()
     tensor = torch.arange(12.0)
     with waits():
-        later = module.digest_later(tensor, None, port)
+        later = module.start_digest(tensor, None, port)
         tensor.zero_()  # training continues
         assert not later.ready()
     port.run()
@@ -63,12 +64,8 @@ def test_does_not_wait_for_the_device(waits):
 
 def test_records_wait_for_the_digest(monkeypatch):
     """A tracker does not wait for the device, whose digests come later."""
-    from tensortap.values.torch import adapter
-
     port = FakePort()
-    later = functools.partial(module.digest_later, port=port)
-    pending = dataclasses.replace(adapter._TENSOR, digest_later=later)
-    monkeypatch.setitem(CACHED, torch.Tensor, pending)
+    monkeypatch.setattr(part, "digest_later", functools.partial(module.start_digest, port=port))
     model = torch.nn.Linear(3, 2)
     with tap.track(model, digests=True, kind="activation") as tracker:
         out = model(torch.ones(1, 3))
