@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src/tensortap"
 OURS = sorted(each.name for each in entry_points(group=GROUP) if "tensortap.rooms." in each.value)
 
-# One process imports what takes long; a fork of it looks at each copy. The first copy is whole: from
-# then on the process has all that tensortap imports.
+# One process imports what takes long; a fork of it looks at each copy. The first copy is whole:
+# from then on the process has all that tensortap imports.
 CHECKS = """
 import contextlib, gc, importlib, io, os, pathlib, pkgutil, sys, traceback
 os.environ["KERAS_BACKEND"] = "torch"
