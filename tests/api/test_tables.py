@@ -90,8 +90,8 @@ def test_truncates_many_clients_and_names():
     text = printed(
         overview(clients=(client(),) * 50, names=tuple(row(f"n{i}") for i in range(300)))
     )
-    assert "and 30 more programs" in text
-    assert "and 100 more" in text
+    assert "… 30 more programs" in text
+    assert "… 100 more" in text
 
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\n\x00\x9b1m\u202e[red]x[/] [/] [link=x]:smile:"

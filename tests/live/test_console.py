@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import pty
 import re
 import select
 import signal
+import struct
 import sys
+import termios
 import time
 
 from tests.live.conftest import ROOT
@@ -51,6 +55,41 @@ print("HELD", server.server.history.written, tap.get("x"), flush=True)
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+        os.close(terminal)
+
+
+def test_top_filters_scrolls_and_ends(server, run):
+    run("""
+        import numpy as np, tensortap as tap
+        from tensortap.alerts import rules
+        for i in range(500):
+            tap.catch(np.ones(3), f"layer{i:03}")
+        tap.catch(1.5, "loss"); tap.catch("nan inf", rules.ACTIVE_RULES)
+        assert tap.flush(60)
+    """).end()
+    env = dict(
+        os.environ, PYTHONPATH=str(ROOT / "src"), TERM="xterm", TENSORTAP_SERVER=str(server.address)
+    )
+    pid, terminal = pty.fork()
+    if not pid:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.execve(sys.executable, [sys.executable, "-m", "tensortap", "top"], env)
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    try:
+        whole = _read_until(terminal, r"(?s)loss.*layer000.*… (\d+) more.*pid \d+")
+        assert int(whole[1]) == 501 - 22
+        assert "tensortap.rules" not in whole.string
+        os.write(terminal, b"\x1b[6~\x1b[B")
+        _read_until(terminal, r"(?s)layer020.*layer041")
+        os.write(terminal, b"/YER49")
+        found = _read_until(terminal, r"(?s)/YER49.*layer490.*layer499.*pid")
+        assert "layer041" not in found[0]
+        os.write(terminal, b"\rq")
+        assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
         os.close(terminal)
 
 
