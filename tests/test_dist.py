@@ -58,16 +58,14 @@ def test_sdist_and_wheel_are_complete(built):
 
 def test_wheel_works_without_a_compiler(built, tmp_path):
     (wheel,) = built.glob("*.whl")
-    with environment("wheel") as venv:
-        there = f"{venv / 'bin'}"
-        (tmp_path / "load.py").write_text(LOAD)
-        said = shell(
-            "pip uninstall -qy tensortap\n"
-            f"pip install -q {wheel}\n"
-            f"python load.py {' '.join(EXTENSIONS)}\n"
-            "tensortap demo --steps 40 --folder here",
-            tmp_path, PATH=there, CC="/bin/false",
-        )  # fmt: skip
+    venv = environment(tmp_path / "venv")
+    (tmp_path / "load.py").write_text(LOAD)
+    said = shell(
+        f"pip install -q {wheel}\n"
+        f"python load.py {' '.join(EXTENSIONS)}\n"
+        "tensortap demo --steps 40 --folder here",
+        tmp_path, PATH=f"{venv}/bin", CC="/bin/false",
+    )  # fmt: skip
     assert [name for name in EXTENSIONS if f"{name} works" not in said] == []
     assert re.search(r"first +hidden +Value +step 20 ", said), said
     assert "a report needs plotly: pip install 'tensortap[view]'" in said

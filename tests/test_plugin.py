@@ -50,12 +50,11 @@ def test_a_room_of_another_package(tmp_path):
     for file in ("LICENSE", "README.md", "pyproject.toml", "setup.py"):
         shutil.copy(ROOT / file, tmp_path / "tensortap")
     shutil.copytree(ROOT / "examples" / "plugin", tmp_path / "plugin")
-    with environment("plugin") as venv:
-        said = shell(
-            "pip uninstall -qy tensortap tensortap-greeting\n"
-            "pip install -q './tensortap[view]' ./plugin\n"
-            f"python look.py {run.path}\n"
-            f"tensortap greet {run.path}",
-            tmp_path, PATH=f"{venv / 'bin'}:{os.environ['PATH']}", CC="/bin/false",
-        )  # fmt: skip
+    venv = environment(tmp_path / "venv", "view")
+    said = shell(
+        "pip install -q './tensortap[view]' ./plugin\n"
+        f"python look.py {run.path}\n"
+        f"tensortap greet {run.path}",
+        tmp_path, PATH=f"{venv}/bin:{os.environ['PATH']}", CC="/bin/false",
+    )  # fmt: skip
     assert said.endswith("hello, 2 names\n"), said

@@ -2,80 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import pty
 import re
 import select
 import signal
+import struct
 import sys
+import termios
 import time
 
-import pytest
-
-import tensortap as tap
-from tensortap.api import session as live
 from tests.live.conftest import ROOT
-
-
-@pytest.fixture
-def session(server, run, monkeypatch):
-    """The session of this process, with something in it."""
-    monkeypatch.setattr(live, "_session", live.Session(server))
-    monkeypatch.setenv("COLUMNS", "160")
-    run("""
-        import numpy as np, tensortap as tap
-        for i in range(5):
-            tap.catch(1 / (i + 1), "loss")
-            tap.step()
-        tap.catch(np.float32([1, np.nan, np.inf]), "blocks.3.attn")
-        tap.catch([1, 2], "list"); tap.catch("bad", "loss-1"); tap.catch(7, "class")
-        tap.catch(np.arange(20_000), "big"); tap.catch({"a": np.ones(3), "b": None}, "state")
-        tap.catch("x", "[bold]markup\\x1b[31m")
-        assert tap.flush(60)
-    """).end()
-    return server
-
-
-def test_another_process_sees_the_same(session, run):
-    program = run(
-        f"""
-        import tensortap as tap
-        with tap.open("{session.address}") as view:
-            assert view.get("loss") == 0.2
-            assert view.get("loss", 1) == 0.25
-            assert view.get("loss", step=0, rank=0) == 1.0
-            assert view.get_all("loss")[0] == 1.0 and len(view.get_all("loss")) == 5
-            assert view.get("big")[-1] == 19_999
-            assert view.get("blocks.3.attn").shape == (3,)
-            assert view.get("state")["a"].tolist() == [1, 1, 1]
-            assert "loss" in view.names()
-            value = view.get("big"); value[:] = 0
-            assert view.get("big")[-1] == 19_999
-            view.summary(); view.describe("loss")
-            try:
-                view.get("nothing")
-            except tap.core.errors.NotFound as error:
-                print(error)
-        """,
-        COLUMNS="160",
-    )
-    out = program.end()
-    assert f"tensortap on {session.address}" in out
-    assert "5 records" in out
-    assert "no 'nothing'" in out
-    # whoever looked has gone, and is no client that sends
-    assert len([c for c in session.clients.values() if c.connected]) == 0
-
-
-def test_a_large_value_crosses_to_a_viewer(server, run):
-    run("""
-        import numpy as np, tensortap as tap
-        assert tap.catch(np.arange(5_000_000), "big").wait(60)
-    """).end()
-    with tap.open(str(server.address)) as view:
-        value = view.get("big")
-    assert value.shape == (5_000_000,)
-    assert value[-1] == 4_999_999
 
 
 def test_status_returns_on_ctrl_c_and_the_session_goes_on(run, tmp_path):
@@ -116,6 +55,41 @@ print("HELD", server.server.history.written, tap.get("x"), flush=True)
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+        os.close(terminal)
+
+
+def test_top_filters_scrolls_and_ends(server, run):
+    run("""
+        import numpy as np, tensortap as tap
+        from tensortap.alerts import rules
+        for i in range(500):
+            tap.catch(np.ones(3), f"layer{i:03}")
+        tap.catch(1.5, "loss"); tap.catch("nan inf", rules.ACTIVE_RULES)
+        assert tap.flush(60)
+    """).end()
+    env = dict(
+        os.environ, PYTHONPATH=str(ROOT / "src"), TERM="xterm", TENSORTAP_SERVER=str(server.address)
+    )
+    pid, terminal = pty.fork()
+    if not pid:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.execve(sys.executable, [sys.executable, "-m", "tensortap", "top"], env)
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    try:
+        whole = _read_until(terminal, r"(?s)loss.*layer000.*… (\d+) more.*pid \d+")
+        assert int(whole[1]) == 501 - 22
+        assert "tensortap.rules" not in whole.string
+        os.write(terminal, b"\x1b[6~\x1b[B")
+        _read_until(terminal, r"(?s)layer020.*layer041")
+        os.write(terminal, b"/YER49")
+        found = _read_until(terminal, r"(?s)/YER49.*layer490.*layer499.*pid")
+        assert "layer041" not in found[0]
+        os.write(terminal, b"\rq")
+        assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
         os.close(terminal)
 
 

@@ -39,28 +39,6 @@ def test_every_dtype_and_layout_arrives_bit_for_bit(server, run, framework, path
     assert server.history.written == len(sent) > 50
 
 
-NESTED = """{
-    "list": [1, (2.5, None, True), []], "dict": {1: -1j, (1, 2): {4}, None: {}}, "big": -(10**400),
-    "bytes": bytes(range(256)), "text": "μ 🙂" * 50_000, "floats": [-0.0, 5e-324, float("inf")],
-}"""
-
-
-def test_nested_values_arrive_unchanged(server, run):
-    run(f"import tensortap as tap; assert tap.catch({NESTED}, 'nested').wait(60)").end()
-    assert repr(fetch(server.history, "nested")) == repr(eval(NESTED))
-
-
-def test_other_objects_arrive_as_type_and_repr(server, run):
-    run("""
-        import tensortap as tap
-        class Config:
-            def __repr__(self): return "Config(lr=0.1)"
-        assert tap.catch([Config(), 1], "config").wait(60)
-    """).end()
-    first, second = fetch(server.history, "config")
-    assert (first.type, first.repr, second) == ("__main__.Config", "Config(lr=0.1)", 1)
-
-
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 def test_a_session_without_the_framework_gets_numpy(serving, run):
     where = serving(prelude="import sys; sys.modules['torch'] = sys.modules['jax'] = None")

@@ -73,33 +73,6 @@ def test_changed_compares_contents(server, run, size):
     assert records[0].digest == records[2].digest != records[1].digest
 
 
-def test_counters_are_exact_from_eight_threads(server, run):
-    program = run("""
-        import sys, threading, tensortap as tap
-        sys.setswitchinterval(1e-5)
-        start = threading.Barrier(8)
-        def work(k):
-            start.wait()
-            for i in range(2000):
-                tap.catch(1.0, "shared", every=10)
-                tap.catch(k, f"own{k}", every=100)
-                tap.catch(1.0, "few", first=50)
-        threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
-        [t.start() for t in threads]; [t.join() for t in threads]
-        assert tap.flush(60)
-        r = tap.receipt()
-        assert (r.captured, r.dropped) == (1600 + 160 + 50, 0), str(r)
-        assert r.captured + r.skipped == 3 * 16000, str(r)
-    """)
-    program.end()
-    shared = server.history.records("shared")
-    assert sorted(r.step for r in shared) == list(range(0, 16000, 10))
-    assert sorted(r.step for r in server.history.records("few")) == list(range(50))
-    assert all(len(server.history.records(f"own{k}")) == 20 for k in range(8))
-    everything = [r for n in server.history.names() for r in server.history.records(n)]
-    assert sorted(r.seq for r in everything) == list(range(len(everything)))
-
-
 def test_disabled_from_the_environment(server, run):
     program = run(
         """

@@ -23,6 +23,9 @@ _WIDE = 100  # columns of a terminal that has room for counts
 _MOST_CLIENTS = 20
 _MOST_NAMES = 200
 _SHORT_TREND = 8
+NOTHING = Text(
+    'nothing caught yet: add tap.catch(value, "name") to the training program', style="dim"
+)
 
 
 def ago(time_ns: int) -> str:
@@ -54,16 +57,20 @@ class Rates:
         return f"{self.records:,.0f} records/s, {format_size(self.nbytes)}/s"
 
 
-def names_table(rows: Sequence[NameRow], more: int = 0) -> FittedTable:
-    """Return names with their latest record; a wide terminal also shows counts."""
-    return FittedTable(lambda width: _names_table(rows, more, width >= _WIDE))
+def names_table(rows: Sequence[NameRow], more: int = 0, *, fold: bool = True) -> FittedTable:
+    """Return names with their latest record; a wide terminal also shows counts.
+
+    With `fold`, long lines are continued in the next line; without, they are cut.
+    """
+    return FittedTable(lambda width: _names_table(rows, more, width >= _WIDE, fold))
 
 
-def _names_table(rows: Sequence[NameRow], more: int, wide: bool) -> Table:
+def _names_table(rows: Sequence[NameRow], more: int, wide: bool, fold: bool) -> Table:
     heads = [row.head for row in rows]
     trend = slice(None) if wide else slice(-_SHORT_TREND, None)
+    long = {"overflow": "fold"} if fold else {"overflow": "ellipsis", "no_wrap": True}
     columns: list[tuple[bool, str, dict[str, Any], Callable[[NameRow], RenderableType]]] = [
-        (True, "name", {"style": "bold", "overflow": "fold"}, lambda r: Text(plain(r.head.name))),
+        (True, "name", {"style": "bold", **long}, lambda r: Text(plain(r.head.name))),
         (any(head.kind is not Kind.VALUE for head in heads), "kind", {"no_wrap": True},
          lambda r: _kind(r.head.kind)),
         (any(head.world_size > 1 for head in heads), "rank", {"justify": "right"},
@@ -74,7 +81,7 @@ def _names_table(rows: Sequence[NameRow], more: int, wide: bool) -> Table:
         # evictions are always shown
         (wide or any(row.evicted for row in rows), "records", {"justify": "right"},
          lambda r: f"{r.records} (+{r.evicted} evicted)" if r.evicted else str(r.records)),
-        (True, "latest", {"overflow": "fold"}, lambda r: styled(plain(r.line))),
+        (True, "latest", long, lambda r: styled(plain(r.line))),
         (True, "when", {"justify": "right", "style": "dim", "no_wrap": True},
          lambda r: ago(r.head.time_ns)),
     ]  # fmt: skip
@@ -86,7 +93,7 @@ def _names_table(rows: Sequence[NameRow], more: int, wide: bool) -> Table:
         table.add_row(*(cell(row) for shown, _, _, cell in columns if shown))
     more += max(0, len(rows) - _MOST_NAMES)
     if more:
-        table.add_row(Text(f"… and {more} more", style="dim"))
+        table.add_row(Text(f"… {more:,} more", style="dim"))
     return table
 
 
@@ -120,21 +127,22 @@ def recent_table(overview: Overview) -> Table:
     return table
 
 
-def alerts_table(overview: Overview) -> Table:
-    """Return the most recent alerts: when, where, and what is wrong."""
+def alerts_table(overview: Overview, most: int | None = None) -> Table:
+    """Return the most recent alerts: when, where, and what is wrong; of `most`, one line each."""
     table = Table(box=None, pad_edge=False, show_header=False)
-    for column in ("when", "where", "message"):
-        table.add_column(column, overflow="fold")
-    for row in overview.alerts:
+    for row in overview.alerts[-most:] if most else overview.alerts:
         head = row.head
         when = Text(ago(head.time_ns), style="dim")
         where = Text.assemble((plain(head.name), "bold"), (f"  {_step(head)}", "cyan"))
-        table.add_row(when, where, Text(plain(row.line), style="red"))
+        cells = [when, where, Text(plain(row.line), style="red")]
+        if most:
+            cells = [Text("  ", no_wrap=True, overflow="ellipsis").join(cells)]
+        table.add_row(*cells)
     return table
 
 
 def header(overview: Overview, rates: Rates | None = None) -> Table:
-    """Return address, memory, clients, and what was dropped, evicted or rejected."""
+    """Return address, counts and memory."""
     table = Table.grid(padding=(0, 2))
     clients = overview.clients
     connected = sum(client.connected for client in clients)
@@ -149,10 +157,17 @@ def header(overview: Overview, rates: Rates | None = None) -> Table:
     if overview.evicted:
         memory += f"; {overview.evicted:,} older records evicted"
     table.add_row(Text("memory", style="dim"), memory)
-    for client in clients[:_MOST_CLIENTS]:
+    return table
+
+
+def programs_table(overview: Overview, most: int = _MOST_CLIENTS) -> Table:
+    """Return the programs that send records, what they dropped, and what was rejected."""
+    table = Table.grid(padding=(0, 2))
+    clients = overview.clients
+    for client in clients[:most]:
         table.add_row(Text(f"pid {client.pid}", style="dim"), _client_line(client))
-    if len(clients) > _MOST_CLIENTS:
-        table.add_row("", f"… and {len(clients) - _MOST_CLIENTS} more programs")
+    if len(clients) > most:
+        table.add_row("", f"… {len(clients) - most:,} more programs")
     if overview.rejected:
         counts = ", ".join(f"{plain(why)}: {n:,}" for why, n in overview.rejected.items())
         table.add_row(Text("rejected", style="red"), Text(counts))
@@ -174,10 +189,9 @@ def _client_line(client: ClientRow) -> Text:
 
 def summary(overview: Overview, rates: Rates | None = None) -> Group:
     """Return the whole session: clients, alerts, names with their latest record, recent records."""
-    parts: list[RenderableType] = [header(overview, rates)]
+    parts: list[RenderableType] = [header(overview, rates), programs_table(overview)]
     if not overview.names and not overview.alerts:
-        hint = 'nothing caught yet: add tap.catch(value, "name") to the training program'
-        return Group(*parts, Text(), Text(hint, style="dim"))
+        return Group(*parts, Text(), NOTHING)
     if overview.alerts:
         parts += [Text(), Text("alerts", style="bold red"), alerts_table(overview)]
     parts += [Text(), names_table(overview.names)]

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING
+import contextlib
+import os
+import re
+import select
+import sys
+import termios
+import tty
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from tensortap.cli.terminal import message, print_json
+from tensortap.core.record import Kind, Record
 
 if TYPE_CHECKING:
+    from rich.console import Group
+
     from tensortap.api.open import RemoteSession
+    from tensortap.api.tables import Rates
+    from tensortap.live.answers import Overview
 
 
 def top(
@@ -50,20 +62,109 @@ def top(
         own.close()
 
 
+_KEYS = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|[\s\S]")
+_MOVES = {"\x1b[A": -1, "\x1b[B": 1, "\x1b[5~": -20, "\x1b[6~": 20}  # arrows, page up and down
+_MOST = 5  # alerts and programs; `tensortap top --once` and the page show all
+
+
+class Screen:
+    """The part of the names that the keys have chosen."""
+
+    def __init__(self) -> None:
+        self.pattern = ""
+        self.typing = False
+        self.first = 0
+
+    def press(self, key: str) -> bool:
+        """Obey a key; return whether it ends the command."""
+        if key in _MOVES:
+            self.first = max(0, self.first + _MOVES[key])
+        elif key == "/" and not self.typing:
+            self.typing, self.pattern, self.first = True, "", 0
+        elif not self.typing:
+            return key == "q"
+        elif key in "\r\n\x1b":
+            self.typing = False
+            self.pattern = "" if key == "\x1b" else self.pattern
+        elif key in "\x7f\b":
+            self.pattern = self.pattern[:-1]
+        elif key.isprintable():
+            self.pattern += key
+        return False
+
+    def draw(self, overview: Overview, rates: Rates, height: int) -> Group:
+        """Return what fits: alerts first, then metrics, then other names, and the programs."""
+        from rich.console import Group
+        from rich.text import Text
+
+        from tensortap.api import tables
+
+        found = [row for row in overview.names if self.pattern.lower() in row.head.name.lower()]
+        found.sort(key=lambda row: not _is_metric(row.head))
+        programs = len(overview.clients)
+        room = height - 7 - min(programs, _MOST) - (programs > _MOST) - bool(overview.rejected)
+        alerts: list[Any] = []
+        if overview.alerts:
+            title = Text("alerts", style="bold red")
+            alerts = [title, tables.alerts_table(overview, _MOST), Text()]
+            room -= min(len(overview.alerts), _MOST) + 2
+        room = max(room, 1)
+        self.first = max(0, min(self.first, len(found) - room))
+        shown, more = found[self.first : self.first + room], len(found) - self.first - room
+        keys = "q ends, / filters, ↑ ↓ scroll"
+        if self.typing:
+            keys = "Enter keeps the filter, Esc ends it"
+        pattern = f"   /{self.pattern}" if self.typing or self.pattern else ""
+        return Group(
+            tables.header(overview, rates),
+            Text(keys + pattern, style="dim"),
+            Text(),
+            *alerts,
+            tables.names_table(shown, max(more, 0), fold=False)
+            if overview.names
+            else tables.NOTHING,
+            Text(),
+            tables.programs_table(overview, _MOST),
+        )
+
+
+def _is_metric(head: Record) -> bool:
+    """Return whether a record is a single number."""
+    number = head.type in ("builtins.float", "builtins.int") or (head.dtype and not head.shape)
+    return head.kind is Kind.METRIC or (head.kind is Kind.VALUE and bool(number))
+
+
+@contextlib.contextmanager
+def _keyboard() -> Iterator[Callable[[float], list[str]]]:
+    """Yield a function that waits so many seconds for keys, and returns those that were pressed."""
+    files = [sys.stdin.fileno()] if sys.stdin.isatty() else []
+
+    def pressed(seconds: float) -> list[str]:
+        ready = select.select(files, [], [], seconds)[0]
+        return _KEYS.findall(os.read(ready[0], 1024).decode(errors="ignore")) if ready else []
+
+    before = [termios.tcgetattr(file) for file in files]
+    try:
+        for file in files:
+            tty.setcbreak(file)
+        yield pressed
+    finally:
+        for file, mode in zip(files, before, strict=True):
+            termios.tcsetattr(file, termios.TCSADRAIN, mode)
+
+
 def _watch(view: RemoteSession, interval: float) -> None:
     from rich.console import Console
     from rich.live import Live
 
     from tensortap.api import tables
 
-    rates = tables.Rates()
-    console = Console()
-    with Live(console=console, screen=console.is_terminal, auto_refresh=False) as screen:
-        try:
-            while True:
-                overview = view.overview()
-                rates.update(overview)
-                screen.update(tables.summary(overview, rates), refresh=True)
-                time.sleep(interval)
-        except KeyboardInterrupt:
-            pass
+    console, screen, rates = Console(), Screen(), tables.Rates()
+    live = Live(console=console, screen=console.is_terminal, auto_refresh=False)
+    with contextlib.suppress(KeyboardInterrupt), _keyboard() as pressed, live:
+        keys: list[str] = []
+        while not any(screen.press(key) for key in keys):
+            overview = view.overview()
+            rates.update(overview)
+            live.update(screen.draw(overview, rates, console.height), refresh=True)
+            keys = pressed(interval)

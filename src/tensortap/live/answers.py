@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tensortap.live.server import Server
 
 RECENT = 12  # records and alerts of an overview
+_INTERNAL = "tensortap."  # names of records that are no values of the program
 
 
 class Heads(msgspec.Struct, frozen=True):
@@ -116,7 +117,7 @@ def overview(server: Server) -> Overview:
     """Return clients, names with their latest record, recent records, and all counts."""
     history = server.history
     evicted = dict(history.evicted)
-    tails = history.tails(16)
+    tails = [(n, tail) for n, tail in history.tails(16) if not _is_internal(tail[-1])]
     names = [
         _name_row(tail, held, evicted) for held, tail in tails if tail[-1].kind is not Kind.ALERT
     ]
@@ -136,9 +137,15 @@ def overview(server: Server) -> Overview:
         rejected=dict(server.rejected),
         clients=tuple(map(_client_row, sources)),
         names=tuple(names),
-        recent=tuple(_name_row([record], 1, evicted) for record in history.recent(RECENT)),
+        recent=tuple(
+            _name_row([r], 1, evicted) for r in history.recent(RECENT) if not _is_internal(r)
+        ),
         alerts=tuple(_name_row([record], 1, evicted) for record in alerts[-RECENT:]),
     )
+
+
+def _is_internal(record: Record) -> bool:
+    return record.name.startswith(_INTERNAL)
 
 
 def number_of(record: Record) -> float | None:
