@@ -144,6 +144,14 @@ export function bytes(n) {
   return `${n.toFixed(1)} TiB`;
 }
 
+/** How long ago a time was, in seconds since 1970. */
+export function age(time) {
+  const hours = Math.max(0, Date.now() / 1000 - time) / 3600;
+  if (hours < 1 / 60) return "just now";
+  if (hours < 1) return `${Math.round(hours * 60)} min ago`;
+  return hours < 48 ? `${Math.round(hours)} h ago` : `${Math.round(hours / 24)} days ago`;
+}
+
 export function seconds(s) {
   if (s >= 5400) return `${(s / 3600).toFixed(1)} h`;
   if (s >= 90) return `${(s / 60).toFixed(1)} min`;

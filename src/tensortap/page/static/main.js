@@ -8,7 +8,7 @@ import {
   addTraining, clearTraining, drawStep, drawTitle, drawTraining, goToStep, invalidateTraining,
   moveSteps, startTop, toggleFollow, togglePlay,
 } from "./top.js";
-import { addSparklines, drawNames, drawRuns, refreshSparklines, startTree } from "./tree.js";
+import { addBriefs, addSparklines, drawNames, drawRuns, refreshSparklines, startTree } from "./tree.js";
 
 // A view is what a module exports as `tab`: an id, a title, and `mount(panel)`. `show(state)` draws.
 // Views that name the same tab in `within` share it: one at a time, or below each other if they are
@@ -156,6 +156,7 @@ async function update(changed) {
     document.body.dataset.drawing = "no";
   }
   addSparklines();
+  setTimeout(addBriefs, 1000); // after what the tab needs
 }
 
 onChange((changed) => {
@@ -194,9 +195,9 @@ async function receive(news) {
   for (const view of VIEWS) view.receive?.(news);
   if (news.catalog) await loadCatalog();
   const changed = [...(news.others ?? []), ...(news.run ? [news.run] : [])];
-  for (const { id, state, version } of changed) {
+  for (const { id, state, version, seconds } of changed) {
     const entry = model.entries.find((each) => each.id === id);
-    if (entry && state) Object.assign(entry, { state, version });
+    if (entry && state) Object.assign(entry, { state, version, seconds });
   }
   if (news.others) drawRuns();
   if (news.run && news.run.id === model.run?.id) await receiveRun(news.run, model.run);

@@ -7,7 +7,7 @@ import { draw, listen } from "/static/figure.js";
 import { model, selection } from "/static/model.js";
 import { set } from "/static/state.js";
 
-const STATES = { open: "training", live: "training", closed: "session closed" };
+const STATES = { live: "training", closed: "session closed" };
 const verdict = h("section", { class: "card conclusion" });
 const figures = h("dl", { class: "figures" });
 const plot = h("div", { class: "overview" });
@@ -30,9 +30,9 @@ export const tab = {
   },
 };
 
-function facts({ state, steps, last_step: last, seconds: time, metrics, problems, hints }) {
+function facts({ state, crashed, steps, last_step: last, seconds: time, metrics, problems, hints }) {
   return [
-    ["state", STATES[state] ?? state, { truncated: "warn", deleted: "bad", unreadable: "bad" }[state]],
+    ["state", (STATES[state] ?? state) + (crashed ? `: ${crashed}` : ""), { silent: "warn", crashed: "bad", deleted: "bad" }[state]],
     ["steps", steps ? count(steps) : "none"], ["last step", last === null ? "–" : count(last)],
     ["duration", seconds(Math.round(time * 100) / 100)],
     ...metrics.map(({ name, value }) => [name, short(value), typeof value === "string" && "bad"]),

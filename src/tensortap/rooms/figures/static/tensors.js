@@ -139,7 +139,7 @@ function drawHeading(slice, step) {
   ];
   const isOther = step !== null && slice.step !== step;
   fill(heading, h("h3", {}, slice.name), leaves, dim(facts.filter(Boolean).join(" · ")),
-    isOther && h("span", { class: "pill truncated" }, `not kept at step ${count(step)}`));
+    isOther && h("span", { class: "pill silent" }, `not kept at step ${count(step)}`));
 }
 
 function statisticsList(values) {
