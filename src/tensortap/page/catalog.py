@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import math
 import threading
 import time
 from datetime import datetime
@@ -17,7 +18,7 @@ import numpy as np
 
 from tensortap.api.run_alerts import AlertFinder, alert_finders, run_alerts
 from tensortap.core.errors import NotFound, TensortapError
-from tensortap.core.record import Kind
+from tensortap.core.record import Kind, Summary
 from tensortap.live import answers
 from tensortap.live.address import Address, parse_address
 from tensortap.live.answers import Overview, TensorStepsList
@@ -26,9 +27,10 @@ from tensortap.live.server import Server
 from tensortap.runs import layout
 from tensortap.runs.arrow import numbers
 from tensortap.runs.reader import Reader
-from tensortap.runs.rows import NO_VALUE
+from tensortap.runs.rows import HEAD_COLUMNS, NO_VALUE, records_of
 from tensortap.runs.run_reader import RunReader
 from tensortap.table.columns import has_tag
+from tensortap.table.frames import summarized
 from tensortap.table.table import Table, table_of
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from tensortap.alerts import Alert
 
 _MAX_OPEN = 8  # entries that stay open
+_MAX_COMPUTED = 1 << 30  # bytes of caught tensors whose statistics are computed at once
 Signature = tuple[tuple[str, int, int], ...]
 StepsOfTensors = dict[tuple[str, str], set[int]]
 
@@ -65,6 +68,8 @@ class RunEntry:
             self._reader: RunReader | None = None
             self._table: Table | None = None
             self._finders: list[AlertFinder] | None = None
+            # generation of the table, and rows whose statistics were computed if there were none
+            self._completed = 0, 0
             # whole tensors of the table, and how many of its rows were searched for them
             self._kept: tuple[Table, StepsOfTensors, int] | None = None
 
@@ -126,6 +131,31 @@ class RunEntry:
             if self._table is None:
                 self._table = table_of(self.reader())
             return self._table
+
+    def complete(self) -> None:
+        """Compute the statistics of caught tensors, of which only values are recorded."""
+        with self._slow:
+            table, reader = self.table(), self.reader()
+            with table.lock:
+                generation, start = self._completed
+                start = start if generation == table.generation else 0  # it started over
+                self._completed = table.generation, len(table)
+                values = [kind in (Kind.VALUE, Kind.LOCAL) for kind in table.kinds]
+                tensors = np.array([bool(dtype) for dtype in table.dtypes], np.bool_)
+                lacking = np.array(values, np.bool_)[table.kind[start:]]
+                lacking &= tensors[table.dtype[start:]] & np.isnan(table.column("count")[start:])
+                rows = start + np.flatnonzero(lacking)
+                heads = records_of(table.take(rows, HEAD_COLUMNS))
+            found: dict[int, Summary] = {}
+            room = _MAX_COMPUTED
+            for row, head in zip(rows.tolist(), heads, strict=True):
+                room -= 8 * math.prod(head.shape)
+                if room < 0:
+                    break
+                stats = summarized(reader.load(head)).stats
+                if stats is not None:
+                    found[row] = stats
+            table.fill(np.array([*found], np.int64), [*found.values()])
 
     def peek(self) -> Table:
         """Return the table; of a run that is not open, one that is forgotten after use."""

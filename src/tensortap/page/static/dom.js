@@ -125,8 +125,11 @@ export function copyButton(text, label = "Copy") {
 export const count = (n) => n.toLocaleString("en");
 /** "1 name", "2 names" */
 export const plural = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
-/** "Weight Gradient" */
-export const kindText = (kind) => kind.replaceAll("_", " ");
+/** "Weight Gradient", "Optimizer State: exp_avg" */
+export function kindText(kind) {
+  const [name, state] = kind.split(/\.(.*)/s);
+  return name.replaceAll("_", " ").replace("Optimiser", "Optimizer") + (state ? `: ${state}` : "");
+}
 
 export function number(x) {
   if (x === null || x === undefined) return "–";

@@ -4,7 +4,7 @@
 // open: the layers, the difference and the groups of the tab of ranks; why: a verdict;
 // module: the modules that show their operations
 const DEFAULTS = {
-  run: "", tab: "summary", step: null, follow: false, q: "", kind: "", rank: "", metric: "",
+  run: "", tab: "summary", step: null, follow: false, q: "", kind: "", rank: "", metric: "", colors: "",
   name: [], stat: [], scale: "", by: "", dtype: "", axes: "", at: "", leaf: "", zoom: "",
   other: "", atol: "", rtol: "", span: "", names: "",
   steps: "", rule: "", why: "", module: [], theme: "", sort: "", across: "", median: false, open: "",

@@ -3,7 +3,7 @@ import { request } from "./api.js";
 import {
   $, age, count, dim, fill, h, kindText, number, plural, seconds, setOptions, svgLine,
 } from "./dom.js";
-import { model, selection } from "./model.js";
+import { kindsOf, model, selection } from "./model.js";
 import { WHOLE_TENSOR, get, set } from "./state.js";
 
 const ROW_HEIGHT = 26, EXTRA_ROWS = 12, INDENT = 13;
@@ -89,13 +89,13 @@ function selectRun(id) {
 /** Draws the filters and the tree. */
 export function drawNames() {
   const run = model.run, state = get(), now = selection(state);
-  const kinds = run?.kinds ?? [], ranks = run?.ranks ?? [];
-  setOptions($("kind"), kinds.map((kind) => [kind, kindText(kind)]), now.kind);
+  const kinds = run ? kindsOf(run) : [], ranks = run?.ranks ?? [];
+  setOptions($("kind"), kinds.map((kind) => [kind, kindText(kind)]), now.key ? `${now.kind}.${now.key}` : now.kind);
   $("kind").disabled = !kinds.length;
   $("rank-label").hidden = ranks.length < 2;
   setOptions($("rank"), [["", "whole"], ["all", "all"], ...ranks.map(String)], now.rank);
   if (document.activeElement !== $("search")) $("search").value = state.q;
-  const parts = [run?.id, run?.names.length, kinds.length, now.kind, state.q, [...closedPaths]];
+  const parts = [run?.id, run?.names.length, kinds.length, now.kind, now.key, state.q, [...closedPaths]];
   const key = JSON.stringify(parts);
   if (key !== arranged) {
     arranged = key;
@@ -107,7 +107,7 @@ export function drawNames() {
 function arrangeRows() {
   const run = model.run;
   if (!run) return [];
-  const search = get().q, kind = run.kinds.indexOf(selection(get()).kind);
+  const search = get().q;
   let pattern = null, invalid = "";
   try {
     if (UNSUPPORTED.test(search)) invalid = "no lookaround, no backreferences";
@@ -116,7 +116,7 @@ function arrangeRows() {
     invalid = "not a regular expression yet";
   }
   $("search").setAttribute("aria-invalid", String(invalid !== ""));
-  const all = run.names.filter((_, i) => run.name_kinds[i].includes(kind));
+  const all = run.names.filter(selection(get()).ofKind);
   const names = pattern ? all.filter((name) => pattern.test(name)) : all;
   const found = (pattern ? `${count(names.length)} of ` : "") + plural(all.length, "name");
   $("found").textContent = invalid || found;

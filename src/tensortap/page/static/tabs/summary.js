@@ -80,12 +80,12 @@ function drawUnseen({ unseen: rows, unseen_total: total }) {
     more > 0 && h("li", {}, dim(`and ${count(more)} more`))));
 }
 
-async function drawHeatmap({ kind, metric, rank, theme }) {
+async function drawHeatmap({ kind, key, metric, rank, theme }) {
   heatmap.hidden = !model.run.names.length;
   if (heatmap.hidden) return;
   let figure;
   try {
-    figure = await request("overview", { run: model.run.id, kind, metric, rank, theme });
+    figure = await request("overview", { run: model.run.id, kind, key, metric, rank, theme });
   } catch (error) {
     if (!(error instanceof RequestError && error.status === 404)) throw error; // no room draws it
     heatmap.hidden = true;

@@ -5,10 +5,10 @@ import {
   setOptions, tools,
 } from "/static/dom.js";
 import { clear, draw, listen } from "/static/figure.js";
-import { model, selection } from "/static/model.js";
+import { STATISTICS, model, selection } from "/static/model.js";
 import { WHOLE_TENSOR, get, set } from "/static/state.js";
 
-const STATISTICS = [
+const LISTED = [
   "count", "zeros", "nans", "posinfs", "neginfs", "min", "max", "mean", "std", "rm2", "min_abs",
   "max_abs",
 ];
@@ -144,7 +144,8 @@ function drawHeading(slice, step) {
 
 function statisticsList(values) {
   const isShown = (name) => name in values && (values[name] || !(name in NONFINITE));
-  return h("dl", { class: "stats" }, STATISTICS.filter(isShown).map((name) => [h("dt", {}, NONFINITE[name] ?? name),
+  return h("dl", { class: "stats" }, LISTED.filter(isShown).map((name) => [
+    h("dt", { title: STATISTICS[name]?.[1] }, NONFINITE[name] ?? (name === "rm2" ? "RMS" : name)),
     h("dd", { class: name in NONFINITE ? "bad" : "" }, number(values[name]))]));
 }
 
