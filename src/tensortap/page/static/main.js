@@ -1,6 +1,7 @@
 // The page: draws what is selected (state.js) of what is known (model.js), and follows the server.
 import { RequestError, decodeArray, request, setVersionSource } from "./api.js";
 import { $, button, empty, fill, h, segments, tools } from "./dom.js";
+import { loadPlotly } from "./figure.js";
 import { loadRun, model } from "./model.js";
 import { Push } from "./push.js";
 import { get, onChange, set } from "./state.js";
@@ -46,8 +47,9 @@ async function draw(changed) {
   drawRuns();
   drawTitle();
   drawControls();
-  await drawTraining().catch(showError);
-  await drawTab();
+  const drawn = [drawTab(), drawTraining().catch(showError)]; // both send their requests now
+  void loadPlotly();
+  await Promise.all(drawn);
   if (isOtherRun) setTimeout(prepareTabs, 300);
 }
 
@@ -110,6 +112,7 @@ async function prepareTabs() {
   }
 }
 
+let early = {}; // the run that was requested before anything else
 async function openRun() {
   const id = get().run;
   model.error = "";
@@ -119,13 +122,14 @@ async function openRun() {
   const reading = empty("Reading the run …", "The first time, this takes longer.");
   const waiting = setTimeout(() => model.run || drawMessage(reading), 300);
   try {
-    model.run = await loadRun(id);
+    model.run = await (early.id === id ? early.run : loadRun(id));
   } catch (error) {
     model.run = null;
     model.error = error.message;
     clearTraining();
   } finally {
     clearTimeout(waiting);
+    early = {};
   }
   for (const view of VIEWS) view.receive?.({});
   subscribe();
@@ -220,8 +224,12 @@ async function receiveRun(news, run) {
   void update(["*data"]); // not awaited: a slow tab must not delay the next news
 }
 
-async function loadCatalog() {
-  model.entries = (await request("catalog")).entries;
+const loadEntries = async () => (await request("catalog")).entries;
+const loadCatalog = async () => showCatalog(await loadEntries());
+
+function showCatalog(entries) {
+  const briefs = new Map(model.entries.map(({ id, brief }) => [id, brief]));
+  model.entries = entries.map((entry) => ({ ...entry, brief: briefs.get(entry.id) }));
   if (!get().run && model.entries.length) set({ run: model.entries[0].id });
   drawRuns();
 }
@@ -268,8 +276,11 @@ async function start() {
   applyTheme();
   const isCurrent = (id) => model.run?.id === id && connection() === "open";
   setVersionSource((id) => (isCurrent(id) ? model.run.version : null));
-  const modules = await request("tabs");
-  VIEWS = (await Promise.all(modules.map((address) => import(address)))).map(({ tab }) => tab);
+  if (get().run) early = { id: get().run, run: loadRun(get().run) };
+  early.run?.catch(() => undefined); // reported where it is awaited
+  const catalog = loadEntries();
+  const modules = [...document.querySelectorAll("link.tab")].map(({ href }) => import(href));
+  VIEWS = (await Promise.all(modules)).map(({ tab }) => tab);
   for (const view of VIEWS) {
     const title = view.within ?? view.title, id = title.toLowerCase();
     const known = TABS.find((tab) => tab.id === id);
@@ -290,7 +301,7 @@ async function start() {
     event.preventDefault();
     openTab(TABS[0]);
   });
-  await loadCatalog().catch((error) => (model.error = error.message));
+  await catalog.then(showCatalog).catch((error) => (model.error = error.message));
   await update(["*run"]);
   push = new Push((news) => receive(news).catch(showError), onConnection);
   subscribe();

@@ -21,12 +21,14 @@ export const tab = {
   mount: (panel) => panel.append(verdict, figures, heatmap, unseen),
 
   async show(state) {
+    const heatmapDrawn = drawHeatmap(selection(state)); // its request is sent now
+    heatmapDrawn.catch(() => undefined); // reported where it is awaited
     const found = await request("summary", { run: model.run.id });
     fill(verdict, conclusion(found));
     fill(figures, facts(found).map(([name, text, kind]) =>
       h("div", { class: kind ?? "" }, h("dt", {}, name), h("dd", {}, text))));
     drawUnseen(found);
-    await drawHeatmap(selection(state));
+    await heatmapDrawn;
   },
 };
 

@@ -32,8 +32,9 @@ export const tab = figureTab({
     panels.choose(panelsBy(state, now));
     const isChosen = (stat) => now.stats.includes(stat);
     const isShown = (stat) => LISTED.includes(stat) || isChosen(stat);
-    const all = isChosen("auto") ? ["auto", ...model.run.statistics] : model.run.statistics;
-    fill(stats, all.filter(isShown).map((stat) => button(statisticText(stat), () => toggle("stat", now.stats, stat), {
+    const others = model.run.statistics.filter((stat) => !LISTED.includes(stat));
+    const known = (stat) => model.run.statistics.includes(stat) || (stat === "auto" && isChosen(stat));
+    fill(stats, [...LISTED.filter(known), ...others].filter(isShown).map((stat) => button(statisticText(stat), () => toggle("stat", now.stats, stat), {
       class: "chip toggle", "aria-pressed": String(isChosen(stat)), title: STATISTICS[stat]?.[1],
     })));
     const more = now.names.length - MAX_CHIPS;
