@@ -504,7 +504,7 @@ def test_command(runs, tmp_path):
 
 def test_files_are_compressed_and_cached(client):
     index = client.get("/").text
-    plotly = re.search(r'src="(/plotly.js[^"]*)"', index)[1]
+    plotly = re.search(r'href="(/plotly.js[^"]*)"', index)[1]
     for address in (plotly, "/static/main.js"):
         answer = client.get(address)
         sent = int(answer.headers["content-length"])

@@ -17,7 +17,7 @@ from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.record import Kind, Opaque, Record
 from tensortap.core.rooms import offer
 from tensortap.live.answers import NameRow
-from tensortap.runs.layout import RUN_FILE
+from tensortap.runs.layout import RUN_FILE, run_state
 from tensortap.runs.reader import kept_value
 from tensortap.runs.rows import HEAD_COLUMNS, records_of
 from tensortap.runs.run_reader import RunReader
@@ -268,17 +268,26 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
 
 
 def _listed(path: Path) -> dict[str, Any]:
-    row = {"run": path.name, "started": "", "state": "", "records": 0, "names": 0, "ranks": 0}
+    row = {
+        "run": path.name,
+        "name": "",
+        "started": "",
+        "state": "",
+        "records": 0,
+        "names": 0,
+        "ranks": 0,
+    }
     try:
         reader = RunReader(path)
         counts = reader.counts()
     except TensortapError as error:
         row["state"] = f"unreadable: {error}"
     else:
-        ended = "ended" if reader.info.ended else "open"
+        written = max(file.stat().st_mtime for file in path.rglob("*"))
         row |= {
+            "name": reader.info.name,
             "started": reader.info.started,
-            "state": "truncated" if reader.truncated else ended,
+            "state": run_state(reader.info, written),
             "records": sum(counts.values()),
             "names": len(counts),
             "ranks": len(reader.ranks),

@@ -204,7 +204,7 @@ def run_summary(run: Run) -> Group:
     """Return when a run was written, its names with their latest record, and what it lacks."""
     info, reader = run.reader.info, run.reader
     table = Table.grid(padding=(0, 2))
-    state = f"ended {info.ended}" if info.ended else "not ended: still running, or killed"
+    state = f"ended {info.ended}" if info.ended else "not ended: in training, or killed"
     table.add_row(Text(f"run {run.path}", style="bold"), f"started {info.started}, {state}")
     ranks = ", ".join(map(str, reader.ranks))
     counts = reader.counts()

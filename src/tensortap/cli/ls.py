@@ -13,7 +13,7 @@ def ls(
     folder: Path = typer.Argument(Path("runs"), help="Folder of runs."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """List the runs of a folder with time, state, records, names, ranks and size."""
+    """List the runs of a folder with name, time, state, records, names, ranks and size."""
     from tensortap.api.run import list_runs
 
     runs = list_runs(folder)
@@ -26,12 +26,13 @@ def ls(
     from tensortap.core.limits import format_size
 
     table = Table(box=None, pad_edge=False, header_style="bold dim")
-    for name in ("run", "started", "state", "records", "names", "ranks", "size"):
+    for name in ("run", "name", "started", "state", "records", "names", "ranks", "size"):
         right = name in ("records", "names", "ranks", "size")
         table.add_column(name, justify="right" if right else "left")
     for run in runs:
         table.add_row(
             str(run["run"]),
+            str(run["name"]),
             str(run["started"])[:19].replace("T", " "),
             str(run["state"]),
             f"{run['records']:,}",

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import math
 import threading
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ import numpy as np
 
 from tensortap.api.run_alerts import AlertFinder, alert_finders, run_alerts
 from tensortap.core.errors import NotFound, TensortapError
-from tensortap.core.record import Kind
+from tensortap.core.record import Kind, Summary
 from tensortap.live import answers
 from tensortap.live.address import Address, parse_address
 from tensortap.live.answers import Overview, TensorStepsList
@@ -25,9 +27,10 @@ from tensortap.live.server import Server
 from tensortap.runs import layout
 from tensortap.runs.arrow import numbers
 from tensortap.runs.reader import Reader
-from tensortap.runs.rows import NO_VALUE
+from tensortap.runs.rows import HEAD_COLUMNS, NO_VALUE, records_of
 from tensortap.runs.run_reader import RunReader
 from tensortap.table.columns import has_tag
+from tensortap.table.frames import summarized
 from tensortap.table.table import Table, table_of
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from tensortap.alerts import Alert
 
 _MAX_OPEN = 8  # entries that stay open
+_MAX_COMPUTED = 1 << 30  # bytes of caught tensors whose statistics are computed at once
 Signature = tuple[tuple[str, int, int], ...]
 StepsOfTensors = dict[tuple[str, str], set[int]]
 
@@ -47,11 +51,12 @@ class RunEntry:
     what = "run"
 
     def __init__(self, path: Path) -> None:
-        self.id = self.title = path.name
+        self.id = path.name
         self.path = path
         self.where = str(path)
         self.version = 0
         self._signature: Signature = ()
+        self._shown_state = ""
         self._lock = threading.RLock()
         # held by what takes long the first time, so that figures do not wait for it
         self._slow = threading.Lock()
@@ -63,29 +68,49 @@ class RunEntry:
             self._reader: RunReader | None = None
             self._table: Table | None = None
             self._finders: list[AlertFinder] | None = None
+            # generation of the table, and rows whose statistics were computed if there were none
+            self._completed = 0, 0
             # whole tensors of the table, and how many of its rows were searched for them
             self._kept: tuple[Table, StepsOfTensors, int] | None = None
 
     @property
+    def info(self) -> layout.RunInfo:
+        """The content of run.json."""
+        return layout.read_info(self.path) if self._reader is None else self._reader.info
+
+    @property
+    def title(self) -> str:
+        return str(self.facts()["title"])
+
+    @property
     def state(self) -> str:
-        """One of: open, ended, truncated, unreadable, deleted."""
+        """One of: training, ended, crashed, silent, unreadable, deleted."""
         if self.deleted:
             return "deleted"
         try:
-            info = layout.read_info(self.path) if self._reader is None else self._reader.info
+            return layout.run_state(self.info, self.last_written)
         except TensortapError:
             return "unreadable"
-        if info.ended is not None:
-            return "ended"
-        # a tail that was written to within the last minute may be incomplete for a moment
-        is_idle = time.time() - self.last_written > 60
-        truncated = self._reader is not None and self._reader.truncated
-        return "truncated" if truncated and is_idle else "open"
+
+    def facts(self) -> dict[str, Any]:
+        """Return what run.json tells: title, notes, config, start, and seconds until the end."""
+        try:
+            info, ended = self.info, self.last_written
+            started = datetime.fromisoformat(info.started).timestamp()
+            if info.ended is not None:
+                ended = datetime.fromisoformat(info.ended).timestamp()
+        except (TensortapError, ValueError):  # deleted or damaged
+            return {"title": self.path.name}
+        return {
+            "title": info.name or self.path.name, "notes": info.notes, "config": info.config,
+            "started": started, "seconds": max(0.0, ended - started), "crashed": info.crashed,
+        }  # fmt: skip
 
     @property
     def last_written(self) -> float:
         """The time at which a file of the run was last written to."""
-        return max((mtime for _, _, mtime in self._signature), default=0) / 1e9
+        signature = self._signature or signature_of(self.path)
+        return max((mtime for _, _, mtime in signature), default=0) / 1e9
 
     @property
     def deleted(self) -> bool:
@@ -95,8 +120,9 @@ class RunEntry:
     def reader(self) -> RunReader:
         with self._lock:
             if self._reader is None:
-                self._signature = _signature(self.path)
+                self._signature = signature_of(self.path)
                 self._reader = RunReader(self.path)
+                self._shown_state = self.state
                 self.version += 1
             return self._reader
 
@@ -105,6 +131,35 @@ class RunEntry:
             if self._table is None:
                 self._table = table_of(self.reader())
             return self._table
+
+    def complete(self) -> None:
+        """Compute the statistics of caught tensors, of which only values are recorded."""
+        with self._slow:
+            table, reader = self.table(), self.reader()
+            with table.lock:
+                generation, start = self._completed
+                start = start if generation == table.generation else 0  # it started over
+                self._completed = table.generation, len(table)
+                values = [kind in (Kind.VALUE, Kind.LOCAL) for kind in table.kinds]
+                tensors = np.array([bool(dtype) for dtype in table.dtypes], np.bool_)
+                lacking = np.array(values, np.bool_)[table.kind[start:]]
+                lacking &= tensors[table.dtype[start:]] & np.isnan(table.column("count")[start:])
+                rows = start + np.flatnonzero(lacking)
+                heads = records_of(table.take(rows, HEAD_COLUMNS))
+            found: dict[int, Summary] = {}
+            room = _MAX_COMPUTED
+            for row, head in zip(rows.tolist(), heads, strict=True):
+                room -= 8 * math.prod(head.shape)
+                if room < 0:
+                    break
+                stats = summarized(reader.load(head)).stats
+                if stats is not None:
+                    found[row] = stats
+            table.fill(np.array([*found], np.int64), [*found.values()])
+
+    def peek(self) -> Table:
+        """Return the table; of a run that is not open, one that is forgotten after use."""
+        return table_of(RunReader(self.path)) if self._reader is None else self.table()
 
     def alerts(self) -> list[Alert]:
         """Return the alerts that training raised, and those that rooms find, by step."""
@@ -135,10 +190,11 @@ class RunEntry:
     def refresh(self) -> bool:
         """Read what is new; return whether anything is."""
         with self._lock:
-            signature = _signature(self.path)
-            if self._reader is None or signature == self._signature:
+            signature, state = signature_of(self.path), self.state
+            # a process that was killed changes the state, and no file
+            if self._reader is None or (signature, state) == (self._signature, self._shown_state):
                 return False
-            self._signature = signature
+            self._signature, self._shown_state = signature, state
             try:
                 if not self.deleted:
                     if layout.read_info(self.path).id != self._reader.info.id:
@@ -163,7 +219,7 @@ def _tensor_rows(table: Table, start: int, cells: pa.Table) -> NDArray[np.intp]:
     return np.flatnonzero((has_value & has_dtype) | has_payload | has_tag(cells, "file"))
 
 
-def _signature(run: Path) -> Signature:
+def signature_of(run: Path) -> Signature:
     """Return path, size and time of the files of a run, which tell whether it has changed."""
     signature = []
     for path in (layout.RUN_FILE, *sorted(glob.iglob("records/*/*", root_dir=run))):
@@ -274,7 +330,8 @@ CatalogEntry = RunEntry | SessionEntry
 def describe_entry(entry: CatalogEntry) -> dict[str, Any]:
     """Return what the list of runs shows of an entry."""
     keys = ("id", "title", "what", "where", "state", "version")
-    return {key: getattr(entry, key) for key in keys}
+    facts = entry.facts() if isinstance(entry, RunEntry) else {}
+    return {key: getattr(entry, key) for key in keys} | facts
 
 
 class Catalog:
@@ -357,7 +414,7 @@ class Catalog:
             entries = list(self._entries.values())
         runs = [entry for entry in entries if entry.what == "run"]
         sessions = [entry for entry in entries if entry.what == "live"]
-        return [*sessions, *sorted(runs, key=lambda run: run.title, reverse=True)]
+        return [*sessions, *sorted(runs, key=lambda run: run.id, reverse=True)]
 
     def get(self, id: str) -> CatalogEntry:  # noqa: A002
         """Return an entry; close the least recently used one if many are open."""
@@ -370,6 +427,10 @@ class Catalog:
             for each in idle:
                 self._entries[each].close()
         return entry
+
+    def peek(self, id: str) -> CatalogEntry | None:  # noqa: A002
+        """Return an entry, or None, without opening it."""
+        return self._entries.get(id)
 
     def recently_used(self) -> list[CatalogEntry]:
         """Return the entries that stay open."""

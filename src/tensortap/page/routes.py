@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import os
 import time
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,13 @@ from tensortap.capture.pipeline import pipeline
 from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.record import Kind
 from tensortap.core.rooms import offers
-from tensortap.page.catalog import CatalogEntry, SessionEntry, describe_entry
+from tensortap.page.catalog import (
+    CatalogEntry,
+    RunEntry,
+    SessionEntry,
+    describe_entry,
+    signature_of,
+)
 from tensortap.page.responses import PageRequest, PageRoute
 from tensortap.runs.run_reader import RunReader
 from tensortap.table.table import Table
@@ -37,6 +42,7 @@ _MAX_TENSORS = 5000
 _MAX_ALERTS = 2000
 _MAX_METRICS = 3
 _MAX_UNSEEN = 20
+_LARGE = 1 << 28  # bytes of tables: the list of runs does not read larger ones
 _ALERT = ("rule", "name", "step", "rank", "module", "message", "origin", "again")
 
 
@@ -129,6 +135,7 @@ def summary(request: PageRequest) -> dict[str, Any]:
     first = min(problems, key=lambda alert: alert.step, default=None)
     return {
         "state": entry.state,
+        "crashed": entry.facts().get("crashed", "") if isinstance(entry, RunEntry) else "",
         "steps": len(steps),
         "last_step": int(steps[-1]) if len(steps) else None,
         "seconds": _duration(entry),
@@ -147,11 +154,19 @@ def _duration(entry: CatalogEntry) -> float:
     """Return the seconds from the start of a run to its end, or until it was last written to."""
     if isinstance(entry, SessionEntry):
         return max(0.0, time.time() - entry.overview().started)
-    info = entry.reader().info
-    ended = (
-        entry.last_written if info.ended is None else datetime.fromisoformat(info.ended).timestamp()
-    )
-    return max(0.0, ended - datetime.fromisoformat(info.started).timestamp())
+    return float(entry.facts().get("seconds", 0.0))
+
+
+def brief(request: PageRequest) -> dict[str, Any]:
+    """Return the last number of the loss, and the number of alerts, for the list of runs."""
+    entry = request.context.catalog.peek(request.text("run"))
+    if not isinstance(entry, RunEntry) or entry.state in ("unreadable", "deleted"):
+        return {}
+    if sum(size for _, size, _ in signature_of(entry.path)) > _LARGE:
+        return {}
+    table = entry.peek()
+    alerts = [alert for alert in table.alerts() if alert.rule not in (WHY, *LIMITS)]
+    return {"metrics": _last_numbers(table)[:1], "alerts": len(alerts)}
 
 
 def _last_numbers(table: Table) -> list[dict[str, Any]]:
@@ -245,6 +260,7 @@ def _folder_size(folder: Path) -> int:
 
 ROUTES = (
     PageRoute("catalog", catalog, cached=False),
+    PageRoute("brief", brief, cached=False),
     PageRoute("run", run),
     PageRoute("summary", summary),
     PageRoute("tensor_steps", tensor_steps),

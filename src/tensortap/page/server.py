@@ -35,7 +35,7 @@ from tensortap.page.access_control import AccessControl, AccessMiddleware
 from tensortap.page.catalog import Catalog
 from tensortap.page.jobs import Jobs
 from tensortap.page.push import Push
-from tensortap.page.responses import PageRequest, PageRoute
+from tensortap.page.responses import PageRoute
 
 log = logging.getLogger("tensortap")
 
@@ -83,7 +83,7 @@ def application(catalog: Catalog, access: AccessControl) -> Any:
             Route("/rooms/{room}/{path:path}", _static),
             Route("/plotly.js", _plotly),
             WebSocketRoute("/push", push),
-            *(each.route() for each in (*routes.ROUTES, _TAB_ROUTE)),
+            *(each.route() for each in routes.ROUTES),
             *(each.route() for room in rooms().values() for each in _routes_of(room)),
         ]
     )
@@ -99,15 +99,12 @@ def _routes_of(room: Room) -> Iterable[PageRoute]:
         return ()
 
 
-def _tabs(request: PageRequest) -> list[str]:
+def _tabs() -> list[str]:
     """Return the addresses of the modules of all tabs, in their order."""
     found = [(tab.order, f"/static/{tab.file}") for tab in _TABS]
     for room in rooms().values():
         found += [(tab.order, f"/rooms/{room.name}/{tab.file}") for tab in room.tabs]
     return [address for _, address in sorted(found)]
-
-
-_TAB_ROUTE = PageRoute("tabs", _tabs, cached=False)
 
 
 def _index(request: Request) -> Response:
@@ -116,6 +113,12 @@ def _index(request: Request) -> Response:
     # the address changes when plotly is upgraded, so that browsers may cache it forever
     address = f"/plotly.js?v={stat.st_size:x}-{int(stat.st_mtime):x}"
     page = page.replace("/plotly.js", address, 1)
+    # all modules at once: a browser would find them one after the other
+    files = sorted(path.name for path in _static_folder(None).glob("*.js"))
+    shared = (f"/static/{name}" for name in files if name != "enter.js")
+    links = [f'<link rel="modulepreload" href="{each}">' for each in shared]
+    links += [f'<link rel="modulepreload" class="tab" href="{each}">' for each in _tabs()]
+    page = page.replace("<!-- modules -->", "\n".join(links))
     return HTMLResponse(page, headers={"cache-control": "no-cache"})
 
 

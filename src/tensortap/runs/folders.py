@@ -7,11 +7,13 @@ import hashlib
 import logging
 import os
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -76,6 +78,8 @@ def make_run(base: Path, world_size: int) -> Path:
         world_size=world_size,
         started=now.isoformat(),
         time_zone=str(now.tzinfo),
+        host=socket.gethostname(),
+        pid=os.getpid(),
     )
     layout.write_json(run / layout.RUN_FILE, msgspec.to_builtins(info))
     return run
@@ -89,14 +93,17 @@ def _creating(base: Path) -> Iterator[None]:
         raise TensortapError(f"cannot create a run in {base}: {error.strerror}") from error
 
 
-def end_run(run: Path, world_size: int | None = None) -> None:
-    """Note in run.json that the run has ended."""
+def end_run(run: Path, crashed: str = "") -> None:
+    """Note in run.json that the run has ended, and by which exception if there was one."""
+    update_info(run, ended=datetime.now().astimezone().isoformat(), crashed=crashed)
+
+
+def update_info(run: Path, **changes: Any) -> None:
+    """Change some entries of run.json."""
     # a full disk, or a run that the user has removed, is no reason to stop training
     with contextlib.suppress(OSError, TensortapError):
-        info = layout.read_info(run)
-        ended = datetime.now().astimezone().isoformat()
-        done = msgspec.structs.replace(info, ended=ended, world_size=world_size or info.world_size)
-        layout.write_json(run / layout.RUN_FILE, msgspec.to_builtins(done))
+        changed = msgspec.structs.replace(layout.read_info(run), **changes)
+        layout.write_json(run / layout.RUN_FILE, msgspec.to_builtins(changed))
 
 
 def shared_run(base: Path, rank: int, world_size: int, job: str) -> Path:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 import logging
 import os
+import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from tensortap.core.arguments import checked
 from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.rooms import offers
 from tensortap.core.settings import buffer_size
-from tensortap.runs.folders import end_run, job_name, shared_run
+from tensortap.runs.folders import end_run, job_name, shared_run, update_info
 from tensortap.runs.layout import receipt_file, write_json
 from tensortap.runs.sink import StoreSink
 
@@ -61,8 +64,8 @@ class OpenRun:
         for queue in self._queues:
             pipeline.attach(queue)
 
-    def finish(self) -> None:
-        """Write the rest and the receipt, and mark the run as ended."""
+    def finish(self, crashed: str) -> None:
+        """Write the rest and the receipt, and mark the run as ended, or as crashed."""
         for queue in self._queues:
             pipeline.detach(queue)
         try:
@@ -73,7 +76,7 @@ class OpenRun:
             for keeper in self.keepers:
                 keeper.close()
             if self.rank == 0 and self.sink.is_intact():
-                end_run(self.path)
+                end_run(self.path, crashed)
         finally:
             pipeline.restart()
 
@@ -92,13 +95,23 @@ _lock = threading.Lock()
 
 
 @checked
-def init(to: str | Path = "runs", *, durable: bool = False) -> Path:
+def init(
+    to: str | Path = "runs",
+    *,
+    name: str = "",
+    config: Mapping[str, Any] | None = None,
+    notes: str = "",
+    durable: bool = False,
+) -> Path:
     """Start a run in a new folder below `to`; it keeps everything captured from now on.
 
-    All ranks of a job share the folder, which is named after the time. With `durable`, what a
-    flush has confirmed survives even a power failure. An open run is finished first. Returns the
-    folder of the run. If the disk is full, that is logged, and training continues without a run.
+    All ranks of a job share the folder, which is named after the time. The page shows `name` and
+    `notes`, and a comparison of two runs begins with what differs in their `config`. With
+    `durable`, what a flush has confirmed survives even a power failure. An open run is finished
+    first. Returns the folder of the run. If the disk is full, that is logged, and training
+    continues without a run.
     """
+    described = {"name": name, "notes": notes, "config": _as_json(config or {})}
     global _open, _registered, _full
     path = Path(to).absolute()  # the program may change its working directory
     with _lock:
@@ -107,6 +120,8 @@ def init(to: str | Path = "runs", *, durable: bool = False) -> Path:
         _full = ""
         try:
             path = shared_run(path, rank, world_size, job_name())
+            if rank == 0 and any(described.values()):
+                update_info(path, **described)
             _open = OpenRun(path, rank, world_size, durable)
         except (OSError, TensortapError) as error:
             cause = error.__cause__ or error
@@ -116,24 +131,44 @@ def init(to: str | Path = "runs", *, durable: bool = False) -> Path:
             log.warning("tensortap: cannot write a run in %s; training continues without", _full)
         if not _registered:
             _registered = True
-            at_exit(finish, priority=15)
+            at_exit(finish_at_exit, priority=15)
         pipeline.clock.let_go()
         return path
 
 
+def _as_json(config: Mapping[str, Any]) -> Any:
+    """Return a config with texts in place of what JSON has no form for."""
+    content = json.loads(json.dumps(dict(config), default=str, skipkeys=True))
+    if len(json.dumps(content)) > 1 << 18:
+        raise ValueError("config must take at most 256 KiB as JSON; pass what differs between runs")
+    return content
+
+
 def finish() -> None:
     """Finish the run: it is complete when this returns. Steps start at 0 again."""
+    _settle_and_finish("")
+
+
+def finish_at_exit() -> None:
+    """Finish the run at the end of the program; note the exception that ended it, if one did."""
+    error = getattr(sys, "last_type", None)
+    is_crash = error is not None and not issubclass(error, KeyboardInterrupt)
+    # in an interactive session, the exception was that of some earlier line
+    _settle_and_finish(error.__name__ if is_crash and not hasattr(sys, "ps1") else "")
+
+
+def _settle_and_finish(crashed: str) -> None:
     pipeline.settle()  # compiled functions may still be running, with values to capture
     with _lock:
-        _finish()
+        _finish(crashed)
 
 
-def _finish() -> None:
+def _finish(crashed: str = "") -> None:
     global _open
     if _open is None:
         return
     try:
-        _open.finish()
+        _open.finish(crashed)
     except Exception:
         _open = None  # an error must not prevent the next run
         raise

@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import re
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,31 @@ class RunInfo(msgspec.Struct, frozen=True):
     started: str
     time_zone: str
     ended: str | None = None
+    crashed: str = ""  # the type of the exception that ended the program
+    host: str = ""  # where its process runs, and which it is
+    pid: int = 0
+    name: str = ""
+    notes: str = ""
+    config: dict[str, Any] = {}
+
+
+def run_state(info: RunInfo, last_written: float) -> str:
+    """Return training, ended or crashed; silent if that cannot be known from here.
+
+    A run has crashed if an exception ended its program, or if its process is gone. On another
+    machine, a run to which nothing was written for an hour is silent.
+    """
+    if info.ended is not None:
+        return "crashed" if info.crashed else "ended"
+    if info.pid and info.host == socket.gethostname():
+        try:
+            os.kill(info.pid, 0)
+        except ProcessLookupError:
+            return "crashed"
+        except PermissionError:
+            pass  # of another user
+        return "training"
+    return "training" if time.time() - last_written < 3600 else "silent"
 
 
 def rank_name(rank: int) -> str:

@@ -120,11 +120,11 @@ def complete_table(reader: RunReader) -> Table:
     tensors = np.array([bool(dtype) for dtype in table.dtypes], np.bool_)[table.dtype]
     rows = np.flatnonzero(tensors & np.isnan(table.column("count")))
     heads = records_of(table.take(rows, HEAD_COLUMNS))
-    table.append(_summarized(reader.load(head)) for head in heads)
+    table.append(summarized(reader.load(head)) for head in heads)
     return table
 
 
-def _summarized(record: Record) -> Record:
+def summarized(record: Record) -> Record:
     """Return a record with statistics, and with its value only if that is a number."""
     value, stats = record.value, None
     with contextlib.suppress(TypeError):  # dates and strings have no statistics

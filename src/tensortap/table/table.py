@@ -21,7 +21,7 @@ import numpy as np
 
 from tensortap.alerts import Alert
 from tensortap.core.errors import NotFound
-from tensortap.core.record import Kind, Record
+from tensortap.core.record import Kind, Record, Summary
 from tensortap.runs.arrow import numbers, row_indices
 from tensortap.runs.rows import STATISTICS
 from tensortap.runs.run_reader import RunReader
@@ -249,6 +249,13 @@ class Table:
                 cells = chunk.column(name)
                 column.extend(is_valid(cells) if is_flag else numbers(cells))
         return column
+
+    def fill(self, rows: Integers, summaries: Sequence[Summary]) -> None:
+        """Set the statistics of rows that were recorded without any."""
+        with self.lock:
+            for name in STATISTICS:
+                found = [getattr(each, name) for each in summaries]
+                self._statistic(name).values[rows] = found
 
     def is_positive(self, name: str) -> bool:
         """Return whether an index column or a statistic is above 0 in any row."""

@@ -125,8 +125,11 @@ export function copyButton(text, label = "Copy") {
 export const count = (n) => n.toLocaleString("en");
 /** "1 name", "2 names" */
 export const plural = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
-/** "Weight Gradient" */
-export const kindText = (kind) => kind.replaceAll("_", " ");
+/** "Weight Gradient", "Optimizer State: exp_avg" */
+export function kindText(kind) {
+  const [name, state] = kind.split(/\.(.*)/s);
+  return name.replaceAll("_", " ").replace("Optimiser", "Optimizer") + (state ? `: ${state}` : "");
+}
 
 export function number(x) {
   if (x === null || x === undefined) return "–";
@@ -142,6 +145,14 @@ export function bytes(n) {
     n /= 1024;
   }
   return `${n.toFixed(1)} TiB`;
+}
+
+/** How long ago a time was, in seconds since 1970. */
+export function age(time) {
+  const hours = Math.max(0, Date.now() / 1000 - time) / 3600;
+  if (hours < 1 / 60) return "just now";
+  if (hours < 1) return `${Math.round(hours * 60)} min ago`;
+  return hours < 48 ? `${Math.round(hours)} h ago` : `${Math.round(hours / 24)} days ago`;
 }
 
 export function seconds(s) {

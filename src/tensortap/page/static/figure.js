@@ -1,8 +1,18 @@
 // Draws the figures of the server with plotly.
 import { decodeArray } from "./api.js";
-import { empty, fill } from "./dom.js";
+import { $, empty, fill, h } from "./dom.js";
 
 const plotly = () => window.Plotly;
+let loading = null;
+
+/** Starts plotly, which takes longer than everything else: requests are sent before. */
+export function loadPlotly() {
+  return loading ??= new Promise((resolve, reject) => {
+    const script = h("script", { src: $("plotly").href, onload: resolve });
+    script.addEventListener("error", () => reject(new Error("plotly cannot be loaded")));
+    document.head.append(script);
+  });
+}
 
 const CONFIG = {
   displaylogo: false, responsive: true, scrollZoom: false, doubleClick: "reset",
@@ -20,6 +30,7 @@ export async function draw(element, figure, options = {}) {
     clear(element);
     return fill(element, empty(figure.layout.annotations?.[0]?.text ?? "Nothing here"));
   }
+  await loadPlotly();
   if (!element.classList.contains("js-plotly-plot")) fill(element);
   const layout = { ...figure.layout, ...options.layout, uirevision: options.keep ?? "same" };
   if (options.height) layout.height = options.height;

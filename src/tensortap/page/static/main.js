@@ -1,6 +1,7 @@
 // The page: draws what is selected (state.js) of what is known (model.js), and follows the server.
 import { RequestError, decodeArray, request, setVersionSource } from "./api.js";
 import { $, button, empty, fill, h, segments, tools } from "./dom.js";
+import { loadPlotly } from "./figure.js";
 import { loadRun, model } from "./model.js";
 import { Push } from "./push.js";
 import { get, onChange, set } from "./state.js";
@@ -8,7 +9,7 @@ import {
   addTraining, clearTraining, drawStep, drawTitle, drawTraining, goToStep, invalidateTraining,
   moveSteps, startTop, toggleFollow, togglePlay,
 } from "./top.js";
-import { addSparklines, drawNames, drawRuns, refreshSparklines, startTree } from "./tree.js";
+import { addBriefs, addSparklines, drawNames, drawRuns, refreshSparklines, startTree } from "./tree.js";
 
 // A view is what a module exports as `tab`: an id, a title, and `mount(panel)`. `show(state)` draws.
 // Views that name the same tab in `within` share it: one at a time, or below each other if they are
@@ -46,8 +47,9 @@ async function draw(changed) {
   drawRuns();
   drawTitle();
   drawControls();
-  await drawTraining().catch(showError);
-  await drawTab();
+  const drawn = [drawTab(), drawTraining().catch(showError)]; // both send their requests now
+  void loadPlotly();
+  await Promise.all(drawn);
   if (isOtherRun) setTimeout(prepareTabs, 300);
 }
 
@@ -110,6 +112,7 @@ async function prepareTabs() {
   }
 }
 
+let early = {}; // the run that was requested before anything else
 async function openRun() {
   const id = get().run;
   model.error = "";
@@ -119,13 +122,14 @@ async function openRun() {
   const reading = empty("Reading the run …", "The first time, this takes longer.");
   const waiting = setTimeout(() => model.run || drawMessage(reading), 300);
   try {
-    model.run = await loadRun(id);
+    model.run = await (early.id === id ? early.run : loadRun(id));
   } catch (error) {
     model.run = null;
     model.error = error.message;
     clearTraining();
   } finally {
     clearTimeout(waiting);
+    early = {};
   }
   for (const view of VIEWS) view.receive?.({});
   subscribe();
@@ -156,6 +160,7 @@ async function update(changed) {
     document.body.dataset.drawing = "no";
   }
   addSparklines();
+  setTimeout(addBriefs, 1000); // after what the tab needs
 }
 
 onChange((changed) => {
@@ -194,9 +199,9 @@ async function receive(news) {
   for (const view of VIEWS) view.receive?.(news);
   if (news.catalog) await loadCatalog();
   const changed = [...(news.others ?? []), ...(news.run ? [news.run] : [])];
-  for (const { id, state, version } of changed) {
+  for (const { id, state, version, seconds } of changed) {
     const entry = model.entries.find((each) => each.id === id);
-    if (entry && state) Object.assign(entry, { state, version });
+    if (entry && state) Object.assign(entry, { state, version, seconds });
   }
   if (news.others) drawRuns();
   if (news.run && news.run.id === model.run?.id) await receiveRun(news.run, model.run);
@@ -219,8 +224,12 @@ async function receiveRun(news, run) {
   void update(["*data"]); // not awaited: a slow tab must not delay the next news
 }
 
-async function loadCatalog() {
-  model.entries = (await request("catalog")).entries;
+const loadEntries = async () => (await request("catalog")).entries;
+const loadCatalog = async () => showCatalog(await loadEntries());
+
+function showCatalog(entries) {
+  const briefs = new Map(model.entries.map(({ id, brief }) => [id, brief]));
+  model.entries = entries.map((entry) => ({ ...entry, brief: briefs.get(entry.id) }));
   if (!get().run && model.entries.length) set({ run: model.entries[0].id });
   drawRuns();
 }
@@ -267,8 +276,11 @@ async function start() {
   applyTheme();
   const isCurrent = (id) => model.run?.id === id && connection() === "open";
   setVersionSource((id) => (isCurrent(id) ? model.run.version : null));
-  const modules = await request("tabs");
-  VIEWS = (await Promise.all(modules.map((address) => import(address)))).map(({ tab }) => tab);
+  if (get().run) early = { id: get().run, run: loadRun(get().run) };
+  early.run?.catch(() => undefined); // reported where it is awaited
+  const catalog = loadEntries();
+  const modules = [...document.querySelectorAll("link.tab")].map(({ href }) => import(href));
+  VIEWS = (await Promise.all(modules)).map(({ tab }) => tab);
   for (const view of VIEWS) {
     const title = view.within ?? view.title, id = title.toLowerCase();
     const known = TABS.find((tab) => tab.id === id);
@@ -289,7 +301,7 @@ async function start() {
     event.preventDefault();
     openTab(TABS[0]);
   });
-  await loadCatalog().catch((error) => (model.error = error.message));
+  await catalog.then(showCatalog).catch((error) => (model.error = error.message));
   await update(["*run"]);
   push = new Push((news) => receive(news).catch(showError), onConnection);
   subscribe();

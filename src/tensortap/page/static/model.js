@@ -35,19 +35,53 @@ function isRank(run, rank) {
   return rank === "all" || (rank !== "" && run?.ranks.includes(Number(rank)));
 }
 
+/** Statistics by their key: a name and an explanation for people. */
+export const STATISTICS = {
+  auto: ["value or RMS", "The number itself; of a tensor its root mean square"],
+  value: ["value", "The number itself"],
+  rm2: ["RMS (rm2)", "Root mean square: the typical size of the values"],
+  max_abs: ["largest |x| (max_abs)", "The largest magnitude"],
+  min_abs: ["smallest |x| (min_abs)", "The smallest magnitude that is not zero"],
+  mean_abs: ["mean |x| (mean_abs)", "The mean of the magnitudes"],
+  mean: ["mean", "The mean of the values"], std: ["std", "Standard deviation: the spread around the mean"],
+  min: ["min", "The smallest value"], max: ["max", "The largest value"],
+  rm4: ["4th moment (rm4)", "Fourth root of the mean of x⁴: above RMS if there are outliers"],
+  rm8: ["8th moment (rm8)", "Eighth root of the mean of x⁸: outliers weigh even more"],
+  count: ["count", "How many values there are"], finite: ["finite", "How many values are finite"],
+  zeros: ["zeros", "How many values are zero"], nans: ["NaN (nans)", "How many values are NaN"],
+  posinfs: ["+Inf (posinfs)", "How many values are +Inf"], neginfs: ["−Inf (neginfs)", "How many values are −Inf"],
+  nonfinite: ["not finite (nonfinite)", "How many values are NaN or infinite"],
+};
+export const statisticText = (key) => STATISTICS[key]?.[0] ?? key;
+
+/** The states of the optimizer that a run has, such as exp_avg: the ends of their names. */
+function optimizerStates(run) {
+  const kind = run.kinds.indexOf("Optimiser_State");
+  const ends = run.names.filter((_, i) => run.name_kinds[i].includes(kind)).map((name) => name.split(".").at(-1));
+  return [...new Set(ends)];
+}
+
+/** The kinds of a run; each state of the optimizer is one of its own. */
+export function kindsOf(run) {
+  return run.ownKinds ??= run.kinds.flatMap((kind) => (kind !== "Optimiser_State" ? [kind]
+    : optimizerStates(run).map((state) => `${kind}.${state}`)));
+}
+
 /** What is selected, with defaults for what is not. */
 export function selection(state) {
   const run = model.run;
-  const kinds = run?.kinds ?? [];
-  const kind = [state.kind, "Activation", ...kinds].find((each) => kinds.includes(each)) ?? "";
-  const isNumber = ["Value", "Local", "Health"].includes(kind); // single numbers without statistics
-  const ofKind = (_, i) => run.name_kinds[i].includes(kinds.indexOf(kind));
+  const kinds = run ? kindsOf(run) : [];
+  const find = (wanted) => kinds.find((each) => each === wanted || each.startsWith(`${wanted}.`));
+  const chosen = find(state.kind) ?? find("Activation") ?? kinds[0] ?? "";
+  const [kind, key = ""] = chosen.split(/\.(.*)/s);
+  const isCaught = ["Value", "Local", "Health"].includes(kind); // numbers, or tensors without statistics
+  const ofKind = (name, i) => run.name_kinds[i].includes(run.kinds.indexOf(kind)) && (!key || name.endsWith(`.${key}`));
   const first = run?.names.find(ofKind) ?? run?.names[0];
   return {
-    kind,
-    metric: run?.statistics.includes(state.metric) ? state.metric : isNumber ? "value" : "rm2",
+    kind, key, ofKind,
+    metric: run?.statistics.includes(state.metric) ? state.metric : isCaught ? "auto" : "rm2",
     names: state.name.length || first === undefined ? state.name : [first],
-    stats: state.stat.length ? state.stat : isNumber ? ["value"] : ["rm2", "max_abs"],
+    stats: state.stat.length ? state.stat : isCaught ? ["auto"] : ["rm2", "max_abs"],
     rank: isRank(run, state.rank) ? state.rank : "",
     step: nearestStep(run?.steps ?? [], state.step),
     theme: document.documentElement.dataset.theme ?? "light",

@@ -1,13 +1,13 @@
 // What the user has chosen, kept in the address behind the #: reloading and sharing restore it.
 
-// q: the search; span: the zoomed steps; other: the compared run; across, median and
+// sort: of the list of runs; q: the search; span: the zoomed steps; other: the compared run; across, median and
 // open: the layers, the difference and the groups of the tab of ranks; why: a verdict;
 // module: the modules that show their operations
 const DEFAULTS = {
-  run: "", tab: "summary", step: null, follow: false, q: "", kind: "", rank: "", metric: "",
+  run: "", tab: "summary", step: null, follow: false, q: "", kind: "", rank: "", metric: "", colors: "",
   name: [], stat: [], scale: "", by: "", dtype: "", axes: "", at: "", leaf: "", zoom: "",
   other: "", atol: "", rtol: "", span: "", names: "",
-  steps: "", rule: "", why: "", module: [], theme: "", across: "", median: false, open: "",
+  steps: "", rule: "", why: "", module: [], theme: "", sort: "", across: "", median: false, open: "",
 };
 /** Resets which part of a tensor is shown. */
 export const WHOLE_TENSOR = { leaf: "", at: "", axes: "", zoom: "" };

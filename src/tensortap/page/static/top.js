@@ -106,7 +106,7 @@ function pause() {
 
 /** Whether the page shows the newest step: by choice, or by default while training runs. */
 function isFollowing() {
-  const isGrowing = ["open", "live"].includes(model.run?.state ?? "");
+  const isGrowing = ["training", "live"].includes(model.run?.state ?? "");
   return get().step === null && (get().follow || isGrowing);
 }
 

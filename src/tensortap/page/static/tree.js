@@ -1,12 +1,15 @@
 // The left: the list of runs, and the tree of names, of which only visible rows are elements.
 import { request } from "./api.js";
-import { $, count, dim, fill, h, kindText, plural, setOptions, svgLine } from "./dom.js";
-import { model, selection } from "./model.js";
+import {
+  $, age, count, dim, fill, h, kindText, number, plural, seconds, setOptions, svgLine,
+} from "./dom.js";
+import { kindsOf, model, selection } from "./model.js";
 import { WHOLE_TENSOR, get, set } from "./state.js";
 
 const ROW_HEIGHT = 26, EXTRA_ROWS = 12, INDENT = 13;
 // not in RE2, the engine of the server
 const UNSUPPORTED = /\(\?<?[=!]|\\[1-9]/;
+const MAX_BRIEFS = 50; // runs of which the list shows the loss and the alerts
 const MAX_SPARKLINES = 100, MAX_QUERY = 16_000; // names and characters per request
 
 let rows = [];
@@ -16,12 +19,57 @@ let arranged = ""; // what the rows were made of
 let sparklines = new Map(), visibleNames = [];
 let sparklineKey = "", requesting = false, refreshed = 0;
 
-export const pill = (state) => h("span", { class: `pill ${state}` }, state);
+const STATES = {
+  live: "a live session", closed: "the live session has closed", training: "its process is alive",
+  ended: "it ran to its end", crashed: "an exception or a signal ended it", deleted: "its files are gone",
+  silent: "it did not end, and its process is on another machine", unreadable: "it cannot be read",
+};
+export const pill = (state) => h("span", { class: `pill ${state}`, title: STATES[state] }, state);
+
+// what the list of runs can be sorted by: a text, and the key of an entry; the smallest comes first
+const SORTS = {
+  "": ["newest", null], name: ["name", (entry) => entry.title], duration: ["longest", (entry) => -(entry.seconds ?? 0)],
+  loss: ["loss", (entry) => Number(entry.brief?.metrics?.[0]?.value ?? NaN)],
+  alerts: ["alerts", (entry) => -(entry.brief?.alerts ?? -1)],
+};
+
+function sortedEntries() {
+  const key = SORTS[get().sort]?.[1];
+  if (!key) return model.entries;
+  const before = (a, b) => (a === b ? 0 : Number.isNaN(a) || a > b ? 1 : -1); // NaN comes last
+  const live = (entry) => (entry.what === "live" ? 0 : 1);
+  return [...model.entries].sort((a, b) => live(a) - live(b) || before(key(a), key(b)));
+}
+
+/** Age, duration, last loss and alerts of a run, in few words. */
+function briefLine({ started, seconds: time, brief }) {
+  const [metric] = brief?.metrics ?? [], last = Number(metric?.value).toPrecision(3);
+  return dim([
+    started && age(started), time > 0 && seconds(time),
+    metric && `${metric.name} ${typeof metric.value === "number" ? number(Number(last)) : metric.value}`,
+    brief?.alerts > 0 && plural(brief.alerts, "alert"),
+  ].filter(Boolean).join(" · "));
+}
+
+/** Requests what the list shows of each run, one after the other; nothing waits for it. */
+async function requestBriefs() {
+  for (const entry of model.entries.slice(0, MAX_BRIEFS)) {
+    if (entry.what !== "run" || entry.brief?.version === entry.version) continue;
+    const brief = await request("brief", { run: entry.id }).catch(() => ({}));
+    entry.brief = { ...brief, version: entry.version };
+    drawRuns();
+  }
+}
+let briefs = null;
+export const addBriefs = () => (briefs ??= requestBriefs().finally(() => (briefs = null)));
 
 /** Draws the list of runs and live sessions. */
 export function drawRuns() {
-  fill($("runs"), model.entries.map((entry) => h("li", {
-    role: "option", tabindex: "0", title: entry.where,
+  setOptions($("sort"), Object.entries(SORTS).map(([key, [text]]) => [key, text]), get().sort);
+  $("sort").hidden = model.entries.length < 2;
+  fill($("runs"), sortedEntries().map((entry) => h("li", {
+    role: "option", tabindex: "0", title: [entry.where, entry.notes].filter(Boolean).join("\n"),
+    "aria-label": entry.title,
     "aria-selected": String(entry.id === get().run),
     onclick: () => selectRun(entry.id),
     onkeydown(event) {
@@ -30,7 +78,7 @@ export function drawRuns() {
       event.stopPropagation();
       selectRun(entry.id);
     },
-  }, h("span", {}, entry.title), pill(entry.state))));
+  }, h("span", {}, entry.title), pill(entry.state), briefLine(entry))));
   if (!model.entries.length) fill($("runs"), h("li", {}, dim("No run here yet")));
 }
 
@@ -41,13 +89,13 @@ function selectRun(id) {
 /** Draws the filters and the tree. */
 export function drawNames() {
   const run = model.run, state = get(), now = selection(state);
-  const kinds = run?.kinds ?? [], ranks = run?.ranks ?? [];
-  setOptions($("kind"), kinds.map((kind) => [kind, kindText(kind)]), now.kind);
+  const kinds = run ? kindsOf(run) : [], ranks = run?.ranks ?? [];
+  setOptions($("kind"), kinds.map((kind) => [kind, kindText(kind)]), now.key ? `${now.kind}.${now.key}` : now.kind);
   $("kind").disabled = !kinds.length;
   $("rank-label").hidden = ranks.length < 2;
   setOptions($("rank"), [["", "whole"], ["all", "all"], ...ranks.map(String)], now.rank);
   if (document.activeElement !== $("search")) $("search").value = state.q;
-  const parts = [run?.id, run?.names.length, kinds.length, now.kind, state.q, [...closedPaths]];
+  const parts = [run?.id, run?.names.length, kinds.length, now.kind, now.key, state.q, [...closedPaths]];
   const key = JSON.stringify(parts);
   if (key !== arranged) {
     arranged = key;
@@ -59,7 +107,7 @@ export function drawNames() {
 function arrangeRows() {
   const run = model.run;
   if (!run) return [];
-  const search = get().q, kind = run.kinds.indexOf(selection(get()).kind);
+  const search = get().q;
   let pattern = null, invalid = "";
   try {
     if (UNSUPPORTED.test(search)) invalid = "no lookaround, no backreferences";
@@ -68,7 +116,7 @@ function arrangeRows() {
     invalid = "not a regular expression yet";
   }
   $("search").setAttribute("aria-invalid", String(invalid !== ""));
-  const all = run.names.filter((_, i) => run.name_kinds[i].includes(kind));
+  const all = run.names.filter(selection(get()).ofKind);
   const names = pattern ? all.filter((name) => pattern.test(name)) : all;
   const found = (pattern ? `${count(names.length)} of ` : "") + plural(all.length, "name");
   $("found").textContent = invalid || found;
@@ -244,4 +292,5 @@ export function startTree() {
   const kind = $("kind");
   kind.addEventListener("change", () => set({ kind: kind.value, zoom: "", at: "", axes: "" }));
   $("rank").addEventListener("change", () => set({ rank: $("rank").value }));
+  $("sort").addEventListener("change", () => set({ sort: $("sort").value }));
 }

@@ -57,7 +57,6 @@ def analyses(request: PageRequest) -> dict[str, Any]:
     table, rank = table_and_rank(request)
     names = by_layer(table.layers(Kind.HEALTH.value))
     found = searched(request, names)
-    found = names if found is None else found
     lines = layer_lines(table, found[:_MAX_LINES], rank)
     return {
         "layers": [

@@ -67,8 +67,12 @@ def _parts(
     counts += [(words, count) for count, words in report.counted]
     yield header(verdict, "agree" if report else "differ", sides, counts)
     yield "<main>"
-    yield _first(report)
     rows = [row[:3] for row in rows_of(report.provenance)[:500]]
+    config = [row for row in rows if row[0].startswith("config ")]
+    if config:
+        yield section("Config", html_table(config, ["", "A", "B"]))
+    yield _first(report)
+    rows = rows[len(config) :]
     if rows:
         table = html_table(rows, ["", "A", "B"])
         yield section("Around the runs", details(f"{len(rows):,} differences", table))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tensortap.rooms.report.run_report import read_patch, value_at
-from tensortap.runs.layout import read_json
+from tensortap.runs.layout import RUN_FILE, read_json
 
 # differ in every shell, login or job, and are never the reason
 _IGNORED = (
@@ -29,7 +29,9 @@ def provenance_diff(a: Path | None, b: Path | None) -> dict[str, Any]:
     )
     patches = [read_patch(path) for path in (a, b)]
     variables = (_relevant(each.get("environment_variables")) for each in runtime)
+    configs = (_flat(_read(path, RUN_FILE).get("config")) for path in (a, b))
     pairs: dict[str, Any] = {
+        "config": _changed(*configs),  # first: it is what people change between two runs
         "command": [value_at(each, "command", "argv") for each in runtime],
         "python": [each.get("python") for each in runtime],
         "host": [each.get("host") for each in runtime],
@@ -71,6 +73,22 @@ def _said(value: Any) -> str:
 def _read(path: Path, name: str) -> dict[str, Any]:
     content = read_json(path, name)
     return content if isinstance(content, dict) else {}
+
+
+def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Return a nested config as one dict.
+
+    >>> _flat({"lr": 0.1, "optimizer": {"name": "adam"}})
+    {'lr': 0.1, 'optimizer.name': 'adam'}
+    """
+    found: dict[str, Any] = {}
+    for key, value in config.items() if isinstance(config, dict) else ():
+        found |= (
+            _flat(value, f"{prefix}{key}.")
+            if value and isinstance(value, dict)
+            else {f"{prefix}{key}": value}
+        )
+    return found
 
 
 def _relevant(variables: Any) -> dict[str, Any]:

@@ -173,19 +173,29 @@ def scalar_global_heatmap(
     rank: int | str | None = None,
     step: int | None = None,
     log: bool | None = None,
+    relative: bool = False,
     theme: str = "light",
     df: Any = None,
 ) -> go.Figure:
     """Draw a statistic of all layers over all steps, `inc` steps per column.
 
-    NaN and Inf have their own colors, and alerts are marked.
+    NaN and Inf have their own colors, and alerts are marked. If `relative`, colors show how far
+    each value is from the median of its layer.
     """
     check_options(theme, inc=inc)
     table, by_kind, (metric,) = choose_facets(source, df, tt, layer, scalar_metric)
     table, rank = choose_rank(table, rank)
     ((kind, layers),) = by_kind.items()
     figure = heatmap_figure(
-        table, kind=kind, names=layers, metric=metric, inc=inc, rank=rank, step=step, log=log
+        table,
+        kind=kind,
+        names=layers,
+        metric=metric,
+        inc=inc,
+        rank=rank,
+        step=step,
+        log=log,
+        relative=relative,
     )
     return plotly_figure(figure, theme)
 

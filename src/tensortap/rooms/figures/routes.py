@@ -8,6 +8,7 @@ import numpy as np
 
 from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.record import Kind
+from tensortap.page.catalog import RunEntry
 from tensortap.page.responses import PageRequest, PageRoute
 from tensortap.rooms.figures import tensor_routes as tensors
 from tensortap.rooms.figures.figures import (
@@ -17,6 +18,7 @@ from tensortap.rooms.figures.figures import (
     sparkline,
     training_figure,
 )
+from tensortap.rooms.figures.figures.encoding import AUTO
 from tensortap.rooms.figures.figures.theme import message_figure, themed
 from tensortap.table.selection import choose_rank
 
@@ -64,26 +66,28 @@ def overview(request: PageRequest) -> dict[str, Any]:
     if not names:
         message = f"no {kind} in this run" if len(table) else "nothing has been captured yet"
         return themed(message_figure(message), request.theme)
+    key = request.text("key")  # a state of the optimizer, such as exp_avg
+    names = [name for name in names if not key or name.endswith(f".{key}")]
     figure = heatmap_figure(
         table, kind=kind, metric=request.text("metric", DEFAULT_STATISTIC),
-        names=searched(request, names), rank=rank,
+        names=searched(request, names), rank=rank, relative=request.text("colors") != "absolute",
     )  # fmt: skip
     return themed(figure, request.theme)
 
 
-def searched(request: PageRequest, names: list[str]) -> list[str] | None:
-    """Return the names that the search matches; None for all."""
+def searched(request: PageRequest, names: list[str]) -> list[str]:
+    """Return the names that the search matches."""
     try:
         pattern = request.pattern("q", ignore_case=True)
     except TensortapError:
-        return None  # not typed completely yet; the page marks the search field
-    return None if pattern is None else [name for name in names if pattern.search(name)]
+        return names  # not typed completely yet; the page marks the search field
+    return [name for name in names if pattern is None or pattern.search(name)]
 
 
 def lines(request: PageRequest) -> dict[str, Any]:
     """Return the figure of statistics of names over steps."""
     table, rank = table_and_rank(request)
-    statistics = [name for name in request.texts("stat") if table.has(name)]
+    statistics = [name for name in request.texts("stat") if name == AUTO or table.has(name)]
     figure = lines_figure(
         table, names=request.texts("name")[:_MAX_LINES], kind=kind_of(request),
         metrics=statistics or [DEFAULT_STATISTIC], rank=rank,
@@ -109,8 +113,10 @@ def exponents(request: PageRequest) -> dict[str, Any]:
 
 def table_and_rank(request: PageRequest) -> tuple[Table, int | None]:
     """Return the table to draw, and the rank: whole tensors if the page chose none."""
-    rank = request.text("rank")
-    return choose_rank(request.entry.table(), rank if rank == "all" else request.integer("rank"))
+    rank, entry = request.text("rank"), request.entry
+    if isinstance(entry, RunEntry) and request.kind in (Kind.VALUE, Kind.LOCAL):
+        entry.complete()
+    return choose_rank(entry.table(), rank if rank == "all" else request.integer("rank"))
 
 
 def _captured_step(table: Table, kind: str, name: str, wanted: int | None) -> int:

@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensortap.runs.init import finish, init, opened
+from tensortap.runs.init import finish_at_exit, init, opened
 
 if TYPE_CHECKING:
     from tensortap.rooms.health.torch.finding import TrainedModels
@@ -51,7 +51,7 @@ def run_program(
         for models in found:
             models.detach()
         if opened() is not None:
-            finish()
+            finish_at_exit()
     except Exception:
         log.exception("tensortap: the run %s is not complete", path)
     return path, code, found[0] if found else None
@@ -97,6 +97,8 @@ def _execute(words: Sequence[str], module: bool) -> int:
                 sys.stderr.write(f"{ended.code}\n")
     except BaseException as error:
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
+        # as Python does: the run is marked as crashed
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         sys.excepthook(type(error), error, error.__traceback__)
     for thread in threading.enumerate():  # they may train
         if not thread.daemon and thread is not threading.current_thread():

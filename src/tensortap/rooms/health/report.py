@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import inspect
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -62,12 +64,24 @@ _NOT_CHOSEN = {
 def looks_for(rule: str) -> str:
     """Return the problem that a rule looks for: its function's first sentence, without the verb.
 
-    >>> looks_for("not_registered"), looks_for("outlier"), looks_for("mine")
-    ('layers in a plain list or dict of a module, ...', 'a rank that is far from the others', '')
+    Parameters become the numbers that they are by default.
+
+    >>> looks_for("dead"), looks_for("outlier"), looks_for("mine")
+    ('an output of which at least 95 % is zero, 3 steps in a row', 'a rank that is far ...', '')
     """
     if rule in _NOT_CHOSEN:
         return _NOT_CHOSEN[rule]
-    text = getattr(all_rules, rule, None).__doc__ or ""
+    function = getattr(all_rules, rule, None)
+    options = {} if function is None else inspect.signature(function).parameters
+
+    def number(found: re.Match[str]) -> str:
+        name = found[1]
+        default = options[name].default if name in options else name
+        if name == "share":
+            return f"{100 * default:g} %"
+        return f"{default:,g}" if isinstance(default, int | float) else str(default)
+
+    text = re.sub(r"`(\w+)`", number, getattr(function, "__doc__", "") or "")
     first = " ".join(text.partition("\n\n")[0].split()).rstrip(".").replace("`", "")
     for verb in ("Report ", "Give a hint about ", "Give a hint if "):
         first = first.removeprefix(verb)

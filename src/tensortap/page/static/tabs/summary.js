@@ -7,7 +7,7 @@ import { draw, listen } from "/static/figure.js";
 import { model, selection } from "/static/model.js";
 import { set } from "/static/state.js";
 
-const STATES = { open: "training", live: "training", closed: "session closed" };
+const STATES = { live: "training", closed: "session closed" };
 const verdict = h("section", { class: "card conclusion" });
 const figures = h("dl", { class: "figures" });
 const plot = h("div", { class: "overview" });
@@ -21,18 +21,20 @@ export const tab = {
   mount: (panel) => panel.append(verdict, figures, heatmap, unseen),
 
   async show(state) {
+    const heatmapDrawn = drawHeatmap(selection(state)); // its request is sent now
+    heatmapDrawn.catch(() => undefined); // reported where it is awaited
     const found = await request("summary", { run: model.run.id });
     fill(verdict, conclusion(found));
     fill(figures, facts(found).map(([name, text, kind]) =>
       h("div", { class: kind ?? "" }, h("dt", {}, name), h("dd", {}, text))));
     drawUnseen(found);
-    await drawHeatmap(selection(state));
+    await heatmapDrawn;
   },
 };
 
-function facts({ state, steps, last_step: last, seconds: time, metrics, problems, hints }) {
+function facts({ state, crashed, steps, last_step: last, seconds: time, metrics, problems, hints }) {
   return [
-    ["state", STATES[state] ?? state, { truncated: "warn", deleted: "bad", unreadable: "bad" }[state]],
+    ["state", (STATES[state] ?? state) + (crashed ? `: ${crashed}` : ""), { silent: "warn", crashed: "bad", deleted: "bad" }[state]],
     ["steps", steps ? count(steps) : "none"], ["last step", last === null ? "–" : count(last)],
     ["duration", seconds(Math.round(time * 100) / 100)],
     ...metrics.map(({ name, value }) => [name, short(value), typeof value === "string" && "bad"]),
@@ -80,12 +82,12 @@ function drawUnseen({ unseen: rows, unseen_total: total }) {
     more > 0 && h("li", {}, dim(`and ${count(more)} more`))));
 }
 
-async function drawHeatmap({ kind, metric, rank, theme }) {
+async function drawHeatmap({ kind, key, metric, rank, theme }) {
   heatmap.hidden = !model.run.names.length;
   if (heatmap.hidden) return;
   let figure;
   try {
-    figure = await request("overview", { run: model.run.id, kind, metric, rank, theme });
+    figure = await request("overview", { run: model.run.id, kind, key, metric, rank, theme });
   } catch (error) {
     if (!(error instanceof RequestError && error.status === 404)) throw error; // no room draws it
     heatmap.hidden = true;

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+AUTO = "auto"  # the value of a single number, the RMS of a tensor
 Figure = dict[str, Any]
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -40,12 +41,32 @@ def template_text(words: str) -> str:
     return text(words).replace("%{", "%\u200b{")
 
 
+_STATISTICS = {
+    "rm2": "RMS (rm2)", "rm4": "4th moment (rm4)", "rm8": "8th moment (rm8)",
+    "max_abs": "largest |x| (max_abs)", "min_abs": "smallest |x| (min_abs)",
+    "mean_abs": "mean |x| (mean_abs)", AUTO: "value or RMS",
+}  # fmt: skip
+
+
+def statistic_text(name: str) -> str:
+    """Return the name of a statistic for people.
+
+    >>> statistic_text("rm2"), statistic_text("std")
+    ('RMS (rm2)', 'std')
+    """
+    return _STATISTICS.get(name, name)
+
+
 def labels(names: Sequence[str], most: int = 44) -> list[str]:
-    """Return short and distinct labels for an axis."""
+    """Return short and distinct labels for an axis: the end of a name tells more than its start.
+
+    >>> labels(["model.layers.0.attention"], 12)
+    ['….attention']
+    """
     seen: dict[str, int] = {}
     found = []
     for name in names:
-        label = text(name, most)
+        label = text(name if len(name) <= most else f"…{name[len(name) - most + 2 :]}")
         repeats = seen[label] = seen.get(label, -1) + 1
         found.append(label + "\u200b" * repeats)  # an invisible character makes it distinct
     return found

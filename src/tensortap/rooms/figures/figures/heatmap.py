@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,10 +11,12 @@ import numpy as np
 
 from tensortap.page.encoding import typed
 from tensortap.rooms.figures.figures.encoding import (
+    AUTO,
     Figure,
     Floats,
     Integers,
     labels,
+    statistic_text,
     template_text,
     text,
 )
@@ -27,7 +30,6 @@ from tensortap.rooms.figures.figures.parts import (
 )
 from tensortap.rooms.figures.figures.theme import (
     COLORS,
-    LEGEND_RIGHT,
     layout,
     message_figure,
     scale,
@@ -71,8 +73,12 @@ def heatmap_figure(
     alerts: Sequence[Alert] | None = None,
     step: int | None = None,
     log: bool | None = None,
+    relative: bool = False,
 ) -> Figure:
     """Return a heatmap of a statistic: layers by steps, `inc` steps per column.
+
+    If `relative`, colors show how far a magnitude is from the median of its row: layers of any
+    scale are then comparable, and a change stands out.
 
     A cell shows one record: one that is not finite before all others, then that of the column's
     label, its first step. If several have it, or more than 500 columns share cells, it is the one
@@ -81,11 +87,11 @@ def heatmap_figure(
     """
     cells = heatmap_cells(table, kind, metric, inc, names, rank)
     if cells is None:
-        return message_figure(f"no {metric} of {kind}")
+        return message_figure(f"no {statistic_text(metric)} of {kind}")
     tiles = [cells.layers[i : i + cells.tile] for i in range(0, len(cells.layers), cells.tile)]
     row_labels = labels([t[0] if len(t) == 1 else f"{t[0]} … {t[-1]}" for t in tiles])
     custom = {"customdata": typed(_custom(cells)), "hoverongaps": False}
-    data = [_cells_trace(cells, metric, log, row_labels, custom)]
+    data = [_cells_trace(cells, metric, log, relative, row_labels, custom)]
     for code, color, word in ((NAN, COLORS.nan, "NaN"), (INF, COLORS.inf, "Inf")):
         if (cells.bad == code).any():
             hover = f"%{{y}}<br>step %{{customdata[1]}}<br><b>holds {word}</b><extra></extra>"
@@ -112,7 +118,7 @@ def heatmap_figure(
             **FLAT_AXIS, "type": "category", "ticklen": 0, "tickfont": font,
             "range": [len(row_labels) - 0.5, -0.5],
         },
-        legend=LEGEND_RIGHT,
+        legend={"x": 0},  # buttons are on the right
         showlegend=len(data) > 1,
         meta={"layers": cells.layers, "kind": kind, "metric": metric, "tile": cells.tile},
         shapes=[] if step is None else [step_line(step)],
@@ -128,13 +134,15 @@ def heatmap_cells(
     series = [table.series(kind, name, rank) for name in layers]
     rows = np.concatenate([np.empty(0, np.int64), *series])
     layer = np.repeat(np.arange(len(layers)), [len(each) for each in series])
-    known = table.is_known(metric, rows)
+    known = table.is_known("rm2" if metric == AUTO else metric, rows)
+    if metric == AUTO:
+        known |= table.has_number(rows)
     rows, layer = rows[known], layer[known]
     if not len(rows):
         return None
     present, layer = np.unique(layer, return_inverse=True)
     layers = [layers[i] for i in present.tolist()]
-    step, value = table.step[rows], table.column(metric)[rows]
+    step, value = table.step[rows], statistic_column(table, metric, rows)
     columns, column = np.unique(step // inc, return_inverse=True)
     first = columns * inc + inc
     np.minimum.at(first, column, step)
@@ -142,7 +150,7 @@ def heatmap_cells(
     tile = math.ceil(len(layers) / ROWS)
     shape = math.ceil(len(layers) / tile), math.ceil(len(columns) / wide)
     cell = (layer // tile) * shape[1] + column // wide
-    bad = _badness(table, rows, value if metric == VALUE else None)
+    bad = _badness(table, rows, value if metric in (AUTO, VALUE) else None)
     order = np.lexsort((_importance(value, bad, metric), (step == first[column]) | (bad > 0)))
     best = np.full(shape[0] * shape[1], -1, np.int64)
     best[cell[order]] = order  # the last assignment wins: the most important record
@@ -157,6 +165,13 @@ def heatmap_cells(
         np.where(filled, value[best], np.nan),
         np.where(filled, bad[best], 0).astype(np.uint8),
     )
+
+
+def statistic_column(table: Table, metric: str, rows: Integers) -> Floats:
+    """Return a statistic of some rows; "auto" is the value of numbers, and the RMS of tensors."""
+    if metric != AUTO:
+        return table.column(metric)[rows]
+    return np.where(table.has_number(rows), table.column(VALUE)[rows], table.column("rm2")[rows])
 
 
 def _badness(table: Table, rows: Integers, value: Floats | None) -> NDArray[np.uint8]:
@@ -191,19 +206,50 @@ def _cells_trace(
     cells: HeatmapCells,
     metric: str,
     log: bool | None,
+    relative: bool,
     row_labels: list[str],
     custom: dict[str, Any],
 ) -> dict[str, Any]:
-    logarithmic, z, limits = color_range(cells.value, log)
-    signed = not logarithmic and limits[0] < 0 < limits[1]
+    if relative:
+        z, limits = _relative(cells.value)
+        signed, bar = True, _relative_bar(limits)
+    else:
+        logarithmic, z, limits = color_range(cells.value, log)
+        signed = not logarithmic and limits[0] < 0 < limits[1]
+        bar = color_bar(statistic_text(metric), limits, logarithmic)
     shared = f"one of {cells.tile}: " if cells.tile > 1 else ""
     return {
         "type": "heatmap", "name": text(metric), "x": typed(cells.steps), "y": row_labels,
         "z": typed(z.astype(np.float32)), "zmin": limits[0], "zmax": limits[1],
         "colorscale": scale(COLORS.sign if signed else COLORS.size),
-        "hovertemplate": f"{shared}%{{y}}<br>step %{{customdata[1]}}<br>{template_text(metric)} "
+        "hovertemplate": f"{shared}%{{y}}<br>step %{{customdata[1]}}<br>"
+        f"{template_text(statistic_text(metric))} "
         "%{customdata[2]:.5~g}<extra></extra>",
-        "colorbar": color_bar(metric, limits, logarithmic), **custom,
+        "colorbar": bar, **custom,
+    }  # fmt: skip
+
+
+def _relative(value: Floats) -> tuple[Floats, tuple[float, float]]:
+    """Return log10 of each magnitude ÷ the median of its row, and the range of colors."""
+    size = np.where(np.isfinite(value) & (value != 0), np.abs(value), np.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # rows without any number
+        z = np.log10(size / np.nanmedian(size, axis=1, keepdims=True))
+    far = np.abs(z[~np.isnan(z)])
+    # a few extreme cells must not take the colors from all others
+    high = max(math.log10(2), float(np.quantile(far, 0.98))) if len(far) else 1.0
+    zeros = np.where((value == 0) & ~np.isnan(z).all(axis=1, keepdims=True), -high, 0.0)
+    return np.where(np.isnan(z) & np.isfinite(value), zeros, z), (-high, high)
+
+
+def _relative_bar(limits: tuple[float, float]) -> dict[str, Any]:
+    most = 10.0 ** limits[1]
+    factors = [n for n in (1.2, 1.5, 2, 3, 5, 10, 30, 100, 1e3, 1e4, 1e6) if n <= most][-2:]
+    ticks = [1 / n for n in reversed(factors)] + [1.0, *factors]
+    return {
+        "title": {"text": "× median<br>of the row", "side": "top"}, "len": 1, "y": 0.5,
+        "tickvals": [math.log10(n) for n in ticks],
+        "ticktext": [f"× {number(n, 2)}" if n >= 1 else f"÷ {number(1 / n, 2)}" for n in ticks],
     }  # fmt: skip
 
 

@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from tensortap.page.encoding import typed
 from tensortap.rooms.figures.figures.encoding import (
+    AUTO,
     Figure,
     Floats,
     Integers,
     some_names,
+    statistic_text,
     template_text,
     text,
 )
@@ -31,6 +33,7 @@ from tensortap.rooms.figures.figures.parts import (
     step_line,
 )
 from tensortap.rooms.figures.figures.theme import COLORS, layout, message_figure
+from tensortap.table.columns import VALUE
 from tensortap.table.table import Table, locked
 
 _MAX_LINES = 64  # per panel
@@ -156,9 +159,9 @@ def _panel(
 def _label(line: Line, panels: str, metrics: Sequence[str]) -> str:
     """Return what tells a line from the others in its panel."""
     if panels == "name":
-        return line.metric
+        return statistic_text(line.metric)
     several = panels == "kind" and len(metrics) > 1
-    return f"{line.name} · {line.metric}" if several else line.name
+    return f"{line.name} · {statistic_text(line.metric)}" if several else line.name
 
 
 def _lines(
@@ -171,7 +174,10 @@ def _lines(
             mine = rows if len(ranks) == 1 else rows[table.rank[rows] == each]
             bad = table.nonfinite(mine)
             for metric in metrics:
-                value, known = table.column(metric)[mine], table.is_known(metric, mine)
+                own = metric
+                if metric == AUTO:
+                    own = VALUE if table.has_number(mine).any() else "rm2"
+                value, known = table.column(own)[mine], table.is_known(own, mine)
                 yield Line(kind, name, metric, each, table.step[mine], value, known, bad)
 
 
@@ -185,9 +191,10 @@ def _traces(
     shared: dict[str, Any] = {**panel.axes, "legendgroup": label}
     # beside a gap, plotly shows the next value: then the text says at which step that is
     at_step = " at %{x}" if np.isnan(drawn).any() else ""
+    metric = statistic_text(line.metric)
     yield line_trace(
         line.step, drawn, max(100, panel.pixels), name=label, showlegend=legend,
-        hovertemplate=f"%{{y:.5~g}}  {template_text(line.metric)}{at_step}<extra>{hover}</extra>",
+        hovertemplate=f"%{{y:.5~g}}  {template_text(metric)}{at_step}<extra>{hover}</extra>",
         **shared, **style,
     )  # fmt: skip
     if off.any():
@@ -226,7 +233,7 @@ def _layout(keys: Sequence[str], grid: PanelGrid, step: int | None) -> Figure:
         height=grid.height,
         margin={"l": 56, "r": 16, "t": grid.top, "b": grid.bottom},
         hoversubplots="axis",
-        annotations=[panel_title(key, grid, i) for i, key in enumerate(keys)],
+        annotations=[panel_title(statistic_text(key), grid, i) for i, key in enumerate(keys)],
         legend={"yref": "container", "y": 1, "yanchor": "top"},
         shapes=[],
     )

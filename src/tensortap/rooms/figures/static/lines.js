@@ -1,13 +1,13 @@
 // Lines: statistics of names over steps.
 import { $, button, dim, fill, grow, h, segments, tools } from "/static/dom.js";
 import { onStepClick } from "/static/figure.js";
-import { model } from "/static/model.js";
+import { STATISTICS, model, statisticText } from "/static/model.js";
 import { set } from "/static/state.js";
 import { goToStep } from "/static/top.js";
 import { figureTab, listenSpan, spanButton, spanLayout } from "./figure_tab.js";
 
-const STATISTICS = [
-  "value", "rm2", "max_abs", "mean", "std", "min", "max", "mean_abs", "min_abs", "rm4", "rm8",
+const LISTED = [
+  "auto", "value", "rm2", "max_abs", "mean", "std", "min", "max", "mean_abs", "min_abs", "rm4", "rm8",
   "zeros", "nonfinite",
 ];
 const MAX_CHIPS = 12;
@@ -31,9 +31,11 @@ export const tab = figureTab({
     scale.choose(state.scale);
     panels.choose(panelsBy(state, now));
     const isChosen = (stat) => now.stats.includes(stat);
-    const isShown = (stat) => STATISTICS.includes(stat) || isChosen(stat);
-    fill(stats, model.run.statistics.filter(isShown).map((stat) => button(stat, () => toggle("stat", now.stats, stat), {
-      class: "chip toggle", "aria-pressed": String(isChosen(stat)),
+    const isShown = (stat) => LISTED.includes(stat) || isChosen(stat);
+    const others = model.run.statistics.filter((stat) => !LISTED.includes(stat));
+    const known = (stat) => model.run.statistics.includes(stat) || (stat === "auto" && isChosen(stat));
+    fill(stats, [...LISTED.filter(known), ...others].filter(isShown).map((stat) => button(statisticText(stat), () => toggle("stat", now.stats, stat), {
+      class: "chip toggle", "aria-pressed": String(isChosen(stat)), title: STATISTICS[stat]?.[1],
     })));
     const more = now.names.length - MAX_CHIPS;
     fill(names, now.names.slice(0, MAX_CHIPS).map((name) => h("span",

@@ -1,28 +1,38 @@
 // Overview: layers by steps. A click opens the exponents of a layer at a step.
-import { dim, grow, labelled, select, setOptions, tools } from "/static/dom.js";
+import { dim, grow, labelled, segments, select, setOptions, tools } from "/static/dom.js";
 import { listen } from "/static/figure.js";
-import { model } from "/static/model.js";
+import { STATISTICS, model, statisticText } from "/static/model.js";
 import { set } from "/static/state.js";
 import { figureTab, listenSpan, spanButton, spanLayout } from "./figure_tab.js";
 
 const metric = select("Statistic", (value) => set({ metric: value }));
+const colors = segments("Colors", [["", "Relative to the row"], ["absolute", "Absolute"]],
+  (value) => set({ colors: value }));
+colors.title = "Colors by the distance to the median of each row, or by the value itself";
 
 export const tab = figureTab({
   id: "overview",
   title: "Heatmap",
   within: "Layers",
   about: "Every layer over all steps: a heatmap of one statistic, or lines",
-  tools: () => [tools(labelled("Statistic", metric), spanButton(), grow(),
+  tools: () => [tools(labelled("Statistic", metric), colors, spanButton(), grow(),
     dim("Click a cell to open its exponents"))],
-  update: (_, now) => setOptions(metric, model.run.statistics, now.metric),
-  query: ({ q }, { kind, metric, rank, theme }) => ({ kind, metric, rank, theme, q }),
+
+  update(state, now) {
+    const listed = now.metric === "auto" ? ["auto", ...model.run.statistics] : model.run.statistics;
+    setOptions(metric, listed.map((key) => [key, statisticText(key)]), now.metric);
+    metric.title = STATISTICS[now.metric]?.[1] ?? "";
+    colors.choose(state.colors);
+  },
+
+  query: ({ q, colors }, { kind, key, metric, rank, theme }) => ({ kind, key, metric, rank, theme, q, colors }),
 
   options(state, now, figure, height) {
     const layers = figure.layout.meta?.layers?.length ?? 0;
     const margin = { l: 40, r: 8, t: figure.data.length > 1 ? 34 : 12, b: 42 };
     return {
       height: layers ? Math.max(Math.min(height - 94, 70 + layers * 64), 260) : 260,
-      keep: `${model.run.id} ${now.kind} ${state.span}`,
+      keep: `${model.run.id} ${now.kind} ${now.key} ${state.span}`,
       layout: { ...spanLayout(figure.layout), margin },
     };
   },

@@ -5,10 +5,10 @@ import {
   setOptions, tools,
 } from "/static/dom.js";
 import { clear, draw, listen } from "/static/figure.js";
-import { model, selection } from "/static/model.js";
+import { STATISTICS, model, selection } from "/static/model.js";
 import { WHOLE_TENSOR, get, set } from "/static/state.js";
 
-const STATISTICS = [
+const LISTED = [
   "count", "zeros", "nans", "posinfs", "neginfs", "min", "max", "mean", "std", "rm2", "min_abs",
   "max_abs",
 ];
@@ -139,12 +139,13 @@ function drawHeading(slice, step) {
   ];
   const isOther = step !== null && slice.step !== step;
   fill(heading, h("h3", {}, slice.name), leaves, dim(facts.filter(Boolean).join(" · ")),
-    isOther && h("span", { class: "pill truncated" }, `not kept at step ${count(step)}`));
+    isOther && h("span", { class: "pill silent" }, `not kept at step ${count(step)}`));
 }
 
 function statisticsList(values) {
   const isShown = (name) => name in values && (values[name] || !(name in NONFINITE));
-  return h("dl", { class: "stats" }, STATISTICS.filter(isShown).map((name) => [h("dt", {}, NONFINITE[name] ?? name),
+  return h("dl", { class: "stats" }, LISTED.filter(isShown).map((name) => [
+    h("dt", { title: STATISTICS[name]?.[1] }, NONFINITE[name] ?? (name === "rm2" ? "RMS" : name)),
     h("dd", { class: name in NONFINITE ? "bad" : "" }, number(values[name]))]));
 }
 

@@ -37,11 +37,13 @@ const facts = (pairs) => h("dl", { class: "facts" }, pairs.filter(([, value]) =>
 
 function whatRan(info) {
   const seeds = Object.entries(info.seeds).filter(([, seed]) => seed !== null);
+  const { notes, config } = model.run;
   return card(h("h3", {}, "What ran"), facts([
+    ["notes", notes], ["config", Object.keys(config ?? {}).length > 0 && mono(JSON.stringify(config, null, 1))],
     ["command", mono(info.command.launcher || info.command.full_command)],
     ["folder", mono(info.working_directory)],
     ["host", [info.host, ...info.devices].filter(Boolean).join(" · ")],
-    ["started", info.run.started], ["ended", info.run.ended ?? "not yet, or it was killed"],
+    ["started", info.run.started], ["ended", info.run.ended ?? (model.run.state === "crashed" ? "its process is gone" : "not yet")],
     ["Python", info.python], ["system", info.platform], ["ranks", String(info.run.world_size)],
     ["seeds", seeds.map(([name, seed]) => `${name} ${seed}`).join(" · ")],
   ]));

@@ -5,7 +5,7 @@ import {
   $, button, count, dim, fill, grow, h, labelled, plural, segments, select, setOptions, tools,
 } from "/static/dom.js";
 import { draw, listen, markStep } from "/static/figure.js";
-import { model, selection } from "/static/model.js";
+import { model, selection, statisticText } from "/static/model.js";
 import { get, set } from "/static/state.js";
 import { listenSpan, spanButton, spanLayout } from "/rooms/figures/figure_tab.js";
 
@@ -41,7 +41,8 @@ export const tab = {
 
   async show(state) {
     const now = selection(state), isOverSteps = !state.across;
-    setOptions(metric, model.run.statistics, now.metric);
+    if (now.metric === "auto") now.metric = "value";
+    setOptions(metric, model.run.statistics.map((key) => [key, statisticText(key)]), now.metric);
     across.choose(state.across);
     values.choose(state.median ? "median" : "");
     zoomOut.classList.toggle("unused", !isOverSteps);
