@@ -138,6 +138,18 @@ def test_observes_every_module_without_a_break(backend, way, fullgraph, called, 
     assert len(tracker.records) == before
 
 
+def test_graphs_of_others_are_not_compiled_anew(counters, caplog):
+    other = torch.compile(lambda x: x * 2 + 1, backend="eager")
+    other(torch.ones(3))
+    assert graphs(counters) == 1
+    model = torch.compile(deep(), backend="eager")
+    with caplog.at_level("INFO", "tensortap"), tap.track(model):
+        pass
+    other(torch.ones(3))
+    assert graphs(counters) == 1
+    assert "anew" not in caplog.text
+
+
 @pytest.mark.parametrize(("include", "extra"), [(None, 0), ("^[02]", 1)])
 def test_blocks_share_their_graphs(include, extra, counters):
     """A graph serves all modules of a class, unless only some of them are observed."""
