@@ -654,14 +654,54 @@ def test_weights_are_tracked_without_operators():
     assert ["tensortap" in graph for graph in found] == [True, False]
 
 
-def test_inductor(counters):
-    x = torch.randn(3, 4)
-    model = mlp()
-    call = torch.compile(model, fullgraph=True)
-    found = seen(tracked(model, call, x, x))
-    plain = mlp()
-    expected = seen(tracked(plain, plain, x, x))
-    assert found.keys() == expected.keys()
-    for key, stats in found.items():
-        assert stats.mean == pytest.approx(expected[key].mean, abs=1e-6), key
-    assert graphs(counters) == 1
+class Tied(nn.Module):
+    """A language model with tied weights that returns logits and a loss."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(12, 8)
+        self.norm, self.mix = nn.LayerNorm(8), nn.Linear(8, 24)
+        self.head = nn.Linear(8, 12, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids, targets):
+        x = self.embed(ids)
+        q, k, v = self.mix(self.norm(x)).chunk(3, -1)
+        x = x + nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        logits = self.head(x)
+        return logits, nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+@pytest.mark.parametrize("compiled_backward", [False, True])
+def test_inductor(compiled_backward, counters):
+    from torch._dynamo import compiled_autograd
+
+    def train(compiled, track):
+        torch._dynamo.reset()
+        counters.clear()
+        model = Tied()
+        call = torch.compile(model) if compiled else model
+        backward = torch.compile() if compiled_backward and compiled else None
+        opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        with tap.track(model, opt, every=1 if track else 1000, init_step=1) as tracker:
+            for _ in range(0 if track else 1):  # the first step is always recorded
+                tracker.step()
+            for n in range(3):
+                ids = torch.randint(12, (2, 2, 5), generator=torch.Generator().manual_seed(n))
+                with compiled_autograd._enable(backward) if backward else torch.enable_grad():
+                    call(*ids)[1].backward()
+                opt.step()
+                opt.zero_grad()
+                tracker.step()
+        return tracker, list(model.parameters())
+
+    tracker, weights = train(compiled=True, track=True)
+    if not compiled_backward:
+        assert graphs(counters) == 1
+    assert all(map(torch.equal, weights, train(compiled=True, track=False)[1]))
+    found, expected = seen(tracker), seen(train(compiled=False, track=True)[0])
+    missing = {name for _, name, *_ in expected.keys() - found.keys()}
+    assert missing == set(tracker.unseen) == {"Tied[0]"}
+    for key in found.keys() & expected.keys():
+        assert found[key].mean == pytest.approx(expected[key].mean, abs=1e-5), key
