@@ -141,14 +141,8 @@ SMALL = {
     "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2,
     "intermediate_size": 16, "vocab_size": 40, "num_experts_per_tok": 2,
 }  # fmt: skip
-LATENT = dict(
-    **SMALL, n_routed_experts=4, n_shared_experts=1, moe_intermediate_size=8,
-    first_k_dense_replace=1, kv_lora_rank=8, q_lora_rank=8, qk_rope_head_dim=4,
-    qk_nope_head_dim=4, v_head_dim=8, topk_group=1,
-)  # fmt: skip
 MODELS = {
     "Mixtral": dict(**SMALL, num_local_experts=4),
-    "DeepseekV3": dict(**LATENT, n_group=2),
     "SwitchTransformers": {
         "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_decoder_layers": 2,
         "num_heads": 2, "vocab_size": 40, "num_experts": 4, "expert_capacity": 2,

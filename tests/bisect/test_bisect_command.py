@@ -33,7 +33,8 @@ with tap.track(model, optimizer=optimizer) as tracker:
 
 
 @pytest.mark.slow
-def test_faults_of_all_ranks(tmp_path, capfd):
+def test_faults_of_all_ranks(tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # threads of two processes would take turns
     run = record(tmp_path, steps=2)
     file = tmp_path / "train.py"
     file.write_text(textwrap.dedent(_TRAIN))

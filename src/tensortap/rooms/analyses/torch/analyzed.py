@@ -119,8 +119,9 @@ class AnalysisHooks:
     # -- outputs ---------------------------------------------------------------------------
 
     def _attach_outputs(self, chosen: Iterable[tuple[str, torch.nn.Module]]) -> None:
-        forget_graphs(OBSERVED, begins=True)
-        self._undo.append(functools.partial(forget_graphs, OBSERVED, begins=False))
+        forget = functools.partial(forget_graphs, OBSERVED, self._root)
+        forget(begins=True)
+        self._undo.append(functools.partial(forget, begins=False))
         for name, module in chosen:
             probe = graphs.probe(self._guarded(self._on_graph, name, module))
             self._undo.append(functools.partial(graphs.drop, probe))

@@ -253,11 +253,37 @@ def when_compiler_loads(call: Callable[[], None]) -> None:
 _known_graphs = 0
 
 
-def forget_graphs(what: str, begins: bool) -> None:
+def may_have_graphs(model: torch.nn.Module) -> bool:
+    """Return whether an existing graph may contain modules of a model: it guards their classes.
+
+    Buys: graphs of other functions are not compiled anew because a model is tracked that has not
+    been called. Otherwise they are.
+    """
+    classes = set(map(type, model.modules()))
+    try:
+        from torch._dynamo.convert_frame import input_codes
+        from torch._dynamo.eval_frame import _debug_get_cache_entry_list as graphs_of
+
+        codes = [code for each in input_codes.seen if (code := each()) is not None]
+        pending = [graph.guard_manager.root for code in codes for graph in graphs_of(code)]
+        while pending:
+            guards = pending.pop()
+            if guards.get_type_of_guarded_value() in classes:
+                return True
+            pending += guards.get_child_managers()
+            if hasattr(guards, "get_key_value_managers"):  # of a dict
+                pairs = guards.get_key_value_managers().values()
+                pending += [each for pair in pairs for each in pair if each is not None]
+    except (ImportError, AttributeError, TypeError):
+        return True
+    return False
+
+
+def forget_graphs(what: str, model: torch.nn.Module, begins: bool) -> None:
     """Make torch compile everything anew: existing graphs know nothing of new or removed hooks."""
     global _known_graphs
     guard_hooks(1 if begins else -1)
-    if not compiler_is_loaded():
+    if not compiler_is_loaded() or not may_have_graphs(model):
         return
     with warnings.catch_warnings():  # of modules that torch imports to reset a backend
         warnings.simplefilter("ignore")

@@ -82,8 +82,9 @@ class OutputHooks:
     def attach(self) -> None:
         if not {Kind.ACTIVATION, Kind.GRADIENT} & set(self.observer.kinds):
             return
-        internals.forget_graphs(OBSERVED, begins=True)
-        self._undo.append(functools.partial(internals.forget_graphs, OBSERVED, begins=False))
+        forget = functools.partial(internals.forget_graphs, OBSERVED, self.root)
+        forget(begins=True)
+        self._undo.append(functools.partial(forget, begins=False))
         for i, (name, module) in enumerate(Names(self.root).modules()):
             if self.title:  # the model itself comes first
                 name = f"{self.title}.{name}" if i else self.title
