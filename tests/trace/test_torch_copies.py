@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import tensortap as tap
-from tensortap.rooms.trace.copies import copied, expanded, fingerprint, keyed_copy
+from tensortap.rooms.trace.results import copied, expanded, fingerprint, keyed_copy
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32,
