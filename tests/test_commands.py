@@ -40,7 +40,7 @@ WRONG = {
     },
     "demo": {"--steps": "x 0 -1 9999999", "--folder": "{file} {file}/a"},
     "doctor": {"--device": "x cuda:99 jax:nothing"},
-    "export": {"--names": "(", "--to": "excel"},
+    "export": {"--names": "("},
     "film": {
         "--mode": "x", "--size": "x 0x0 -1x3 99999x99999", "--fps": "x 0 -1 nan",
         "--range": "x 1,x 1,2,3 2,1 nan,1", "--rank": "x 99 -1",

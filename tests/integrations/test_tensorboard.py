@@ -11,7 +11,6 @@ import tensortap as tap
 from tensortap.core.errors import TensortapError
 from tensortap.core.record import Kind, Record
 from tensortap.rooms.integrations.tensorboard import export
-from tests.runs.test_command_line import tensortap
 
 
 def read(folder):
@@ -87,12 +86,3 @@ def test_one_folder_per_rank(tmp_path):
     assert export(records, tmp_path) == 6
     assert [s.value for s in read(tmp_path).Scalars("loss")] == [0, 0, 0]
     assert [s.value for s in read(tmp_path / "rank1").Scalars("loss")] == [1, 1, 1]
-
-
-def test_export_command(tracked, tmp_path):
-    _, output = tensortap(tmp_path, "export", tracked.path, "tb", "--to", "tensorboard")
-    assert f"{len(tracked.stats())} records" in output
-    assert "tensorboard --logdir tb" in output
-    assert read(tmp_path / "tb").Scalars("loss")
-    _, output = tensortap(tmp_path, "export", tracked.path, "tb", "--to", "paper", code=2)
-    assert "--to must be tensorboard or wandb" in output

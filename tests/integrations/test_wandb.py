@@ -13,7 +13,6 @@ import pytest
 
 from tensortap.core.errors import MissingExtra
 from tensortap.core.record import Kind
-from tests.runs.test_command_line import tensortap
 
 pytestmark = pytest.mark.slow
 BLOCK = 32768
@@ -106,16 +105,6 @@ def test_open_run_of_the_user_continues(tracked, tmp_path):
     wandb.teardown()
     assert [row["x"] for row in rows_of(Path(mine.dir).parent)] == [1, 2]
     assert [row["step"] for row in rows_of(folder)] == [0, 1, 2, 3]
-
-
-def test_export_command(tracked, tmp_path, connections):
-    _, output = tensortap(
-        tmp_path, "export", tracked.path, "wb", "--to", "wandb", "--names", "^loss$"
-    )
-    (folder,) = (tmp_path / "wb" / "wandb").glob("offline-run-*")
-    assert f"wandb sync {folder}" in output.replace("\n", "")
-    assert {key for row in rows_of(folder) for key in row if key[0] != "_"} == {"step", "loss"}
-    assert connections == []
 
 
 def test_reports_a_missing_library(tracked, tmp_path, monkeypatch):

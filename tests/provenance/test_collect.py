@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tensortap.rooms.provenance import Keeper, collect, modifications, packages, versions
+from tensortap.rooms.provenance import Keeper, collect, modifications, packages, stored
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.slow
@@ -85,9 +85,9 @@ def test_changes_create_versions(repo, run, monkeypatch):
 
 
 def test_number_of_versions_is_limited(tmp_path, monkeypatch):
-    monkeypatch.setattr(versions, "KEPT", 3)
+    monkeypatch.setattr(stored, "KEPT", 3)
     for number in range(6):
-        versions.write(tmp_path, "x", {"number": number}, keep=True)
+        stored.write(tmp_path, "x", {"number": number}, keep=True)
     assert names(tmp_path) == {"x.json", "x.1.json", "x.2.json", "x.3.json"}
     assert read(tmp_path, "x.json") == {"number": 5}
     assert read(tmp_path, "x.1.json") == {"number": 0}
@@ -257,7 +257,7 @@ def test_readers_see_complete_files(tmp_path):
     reader.start()
     for number in range(40):
         info = {"text": "x" * 100_000, "number": number}
-        versions.write(tmp_path, "x", info, keep=True)
+        stored.write(tmp_path, "x", info, keep=True)
     done.set()
     reader.join()
     assert seen

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import tensortap as tap
-from tensortap.rooms.trace.copies import copied, expanded, fingerprint
+from tensortap.rooms.trace.results import copied, expanded, fingerprint
 from tensortap.rooms.trace.torch import keyed_copy
 
 DTYPES = [

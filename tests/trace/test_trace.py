@@ -408,8 +408,8 @@ def test_reports_paths_that_match_nothing_once_with_alternatives(caplog):
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({}, r"mean was called 2 times, but only while capturing was off \(tap.enable\(\)"),
-        ({"mode": "eval"}, "mean was called 2 times, but only while every= and mode= selected no"),
+        ({}, "mean was called 2 times, but capturing was off, or"),
+        ({"mode": "eval"}, "or every= and mode= selected no"),
     ],
 )
 def test_reports_calls_that_were_not_traced_and_why(options, why, caplog):

@@ -55,13 +55,76 @@ def test_worker_goes_before_training(group, tmp_path):  # noqa: F811
     assert "worker 'watch' died (it was killed, because memory is short)" in done.stderr
 
 
-def test_worker_is_not_started_without_memory(tmp_path, monkeypatch, caplog):
+EVERYTHING = """
+    import contextlib, json, sys
+    import torch
+    from torch import nn
+
+    torch.set_num_threads(1)
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(12)])
+    opt = torch.optim.AdamW(model.parameters())
+
+    def step():
+        loss = model(torch.randn(64, 64)).square().mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        return loss.item()
+
+    if sys.argv[1] == "plain":
+        for _ in range(8):
+            step()
+        sys.exit()
+    import tensortap as tap
+    with contextlib.ExitStack() as stack:
+        tap.init("runs")
+        enter = stack.enter_context
+        tracker = enter(tap.track(model, optimizer=opt, alerts=True, analyses=True))
+        enter(tap.trace(model, ["*.forward.input"]))
+        watcher = enter(tap.watch(model, tap.Recorder(mode=sys.argv[1]), kind="both"))
+        with tap.ops(model):
+            step()
+        for _ in range(8):
+            tracker.step(loss=step())
+    tap.finish()
+    print("complete")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.fault("little memory for training")
+def test_everything_at_once_in_one_and_a_half_times_the_memory(group, tmp_path):  # noqa: F811
+    """The worker is killed or not started, and says so; training ends as it would without it."""
+    version2 = (group / "memory.max").exists()
+    enter = ["sh", "-c", 'echo $$ > "$0"/cgroup.procs && exec "$@"', str(group)]
+    env = {**os.environ, "PYTHONPATH": SOURCE}
+
+    def run(mode):
+        return subprocess.run(
+            [*enter, sys.executable, "-c", textwrap.dedent(EVERYTHING), mode], cwd=tmp_path,
+            capture_output=True, text=True, env=env, timeout=200, check=False,
+        )  # fmt: skip
+
+    assert run("plain").returncode == 0
+    peak = group / ("memory.peak" if version2 else "memory.max_usage_in_bytes")
+    limit = group / ("memory.max" if version2 else "memory.limit_in_bytes")
+    limit.write_text(str(int(peak.read_text()) * 3 // 2))
+    for mode in ("auto", "tsne"):
+        done = run(mode)
+        assert (done.returncode, done.stdout) == (0, "complete\n"), (mode, done.stderr)
+        for line in done.stderr.splitlines():
+            assert "memory is short" in line or "too little memory is left" in line, line
+
+
+@pytest.mark.parametrize(("mode", "needed"), [(None, "96.0 MiB"), ("tsne", "160 MiB")])
+def test_worker_is_not_started_without_memory(tmp_path, monkeypatch, caplog, mode, needed):
     monkeypatch.setattr(sink, "available_memory", lambda: 100 << 20)
-    with tap.watch(None, Notes(tmp_path / "notes"), rate=None) as watcher:
+    recorder = tap.Recorder(tmp_path, mode=mode) if mode else Notes(tmp_path / "notes")
+    with tap.watch(None, recorder, rate=None) as watcher:
         for _ in range(3):
             watcher.catch(np.ones(3), "x")
         assert not watcher.alive
-    assert "it needs about 96.0 MiB, and too little memory is left" in caplog.text
+    assert f"it needs about {needed}, and too little memory is left" in caplog.text
     assert caplog.text.count("was not started") == 1
     assert (watcher.receipt.captured, watcher.receipt.dropped) == (0, 3)
 

@@ -75,6 +75,11 @@ class Recorder:
         # films are completed even if the program ends without closing them
         self._finalizer = weakref.finalize(self, _close_all, self._open)
 
+    @property
+    def needed_memory(self) -> int:
+        """Bytes that a worker of `tap.watch` needs for it; t-SNE loads scikit-learn."""
+        return (160 if self.style.mode == "tsne" else 96) << 20
+
     def __getstate__(self) -> dict[str, Any]:
         names = ("folder", "style", "fps", "format", "max_frames", "open_films")
         return {name: getattr(self, name) for name in names}

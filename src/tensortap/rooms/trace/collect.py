@@ -15,9 +15,17 @@ from tensortap.core.arguments import check_callable, check_choice, check_count
 from tensortap.core.errors import CaptureError
 from tensortap.core.record import Kind, Opaque, Record, TensorData, Value
 from tensortap.live.connections import connections
-from tensortap.rooms.trace.copies import copied, expanded, fingerprint, keyed_copy
 from tensortap.rooms.trace.gather import Gatherer
-from tensortap.rooms.trace.results import Iteration, PendingValues, TracedValues, TraceResults
+from tensortap.rooms.trace.results import (
+    Iteration,
+    PendingValues,
+    TracedValues,
+    TraceResults,
+    copied,
+    expanded,
+    fingerprint,
+    keyed_copy,
+)
 from tensortap.runs import init as run
 from tensortap.values.adapters import adapter_of, safe_repr
 from tensortap.values.protocol import type_name

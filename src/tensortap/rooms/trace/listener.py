@@ -17,8 +17,6 @@ from tensortap.rooms.trace.rewrite import ProbeSpec
 log = logging.getLogger("tensortap")
 
 IN_GRAPH = "runs inside a graph of torch.compile, where nothing is traced: trace the eager model"
-_DISABLED = "capturing was off (tap.enable() turns it on)"
-_NOT_SELECTED = "every= and mode= selected no values"
 
 Calls: TypeAlias = "collections.Counter[str]"  # of the model, or of one function, by mode
 
@@ -96,7 +94,7 @@ class FunctionListener:
         self._counter = counter
         self._calls: Calls = collections.Counter()
         self._called = 0
-        self._skipped: collections.Counter[str] = collections.Counter()  # calls by reason
+        self._skipped = 0  # calls that `tap.enable`, `every` or `mode` leave out
         self._last_forward = -1  # the last call of the model in whose forward pass it ran
         # records of a plain function have its name in front
         self.prefix = "" if traced.path else f"{traced.function.__name__}."
@@ -114,7 +112,7 @@ class FunctionListener:
         if not self.collector.active:
             return None
         if not pipeline.enabled:
-            self._skipped[_DISABLED] += 1
+            self._skipped += 1
             return None
         counter = self._counter
         if self.counts_model:
@@ -122,11 +120,9 @@ class FunctionListener:
         iteration = counter.current
         if iteration is None or self.outside_forward:
             iteration = self._iteration()
-            if not counter.selects(iteration):
-                self._skipped[_NOT_SELECTED] += 1
-                return None
-        elif not counter.selected:
-            self._skipped[_NOT_SELECTED] += 1
+        selected = counter.selected if iteration is counter.current else counter.selects(iteration)
+        if not selected:
+            self._skipped += 1
             return None
         if counter.in_backward is not None:
             if not counter.in_backward():
@@ -162,8 +158,8 @@ class FunctionListener:
             if self._compiled:
                 return f"{label} {IN_GRAPH}"
             if self._skipped:
-                times, reasons = self._skipped.total(), " and ".join(self._skipped)
-                return f"{label} was called {times} times, but only while {reasons}"
+                reasons = "capturing was off, or every= and mode= selected no values"
+                return f"{label} was called {self._skipped} times, but {reasons}"
             where = "in this process, outside of compiled graphs"
             return f"{label} was never called while it was traced ({where})"
         if not probe.bound:

@@ -17,8 +17,9 @@ from torch import distributed
 from torch.overrides import has_torch_function
 from xxhash import xxh3_128_digest
 
-from tensortap.rooms.trace.copies import COMPACT, KEYED
 from tensortap.rooms.trace.results import (
+    COMPACT,
+    KEYED,
     array_of_numbers,
     corner,
     no_common_dtype,

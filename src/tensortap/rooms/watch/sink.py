@@ -37,7 +37,6 @@ from tensortap.rooms.watch.worker_process import (
 
 log = logging.getLogger("tensortap")
 
-NEEDED = 96 << 20  # bytes that a worker takes: the interpreter, NumPy, records on their way
 _CHECKED = 0.1  # seconds between two looks at the memory that is left
 _ENDS: set[socket.socket] = set()  # our ends of all sockets to workers
 
@@ -247,6 +246,15 @@ class WorkerSink(Sink):
         """Kill the worker, because it hangs."""
         self._killed = True
         self._process.kill()
+
+
+def needed_memory(recorder: object) -> int:
+    """Return the bytes that a worker takes: the interpreter, NumPy, records on their way.
+
+    A recorder that needs more has an attribute `needed_memory`.
+    """
+    needed = getattr(recorder, "needed_memory", 0)
+    return max(96 << 20, needed) if isinstance(needed, int) else 96 << 20
 
 
 def memory_left(nbytes: int = 0) -> bool:

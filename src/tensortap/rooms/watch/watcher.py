@@ -22,7 +22,7 @@ from tensortap.core.record import Kind
 from tensortap.rooms.track.observing import Observed
 from tensortap.rooms.track.options import NamePattern
 from tensortap.rooms.watch.launch import Task
-from tensortap.rooms.watch.sink import NEEDED, WorkerSink, memory_left
+from tensortap.rooms.watch.sink import WorkerSink, memory_left, needed_memory
 from tensortap.rooms.watch.watch_observer import (
     ROOM,
     RateLimit,
@@ -224,11 +224,12 @@ class Watcher:
             with self._lock:
                 if self._may_start:
                     self._may_start = False
-                    if not memory_left(NEEDED):
+                    needed = needed_memory(self._task.recorder)
+                    if not memory_left(needed):
                         log.error(
                             "tensortap: worker %r was not started: it needs about %s, and too "
                             "little memory is left; training continues without it",
-                            self.name, format_size(NEEDED),
+                            self.name, format_size(needed),
                         )  # fmt: skip
                         return None
                     self._sink = WorkerSink(self._task, pipeline.pool)
