@@ -67,7 +67,7 @@ def looks_for(rule: str) -> str:
     """
     if rule in _NOT_CHOSEN:
         return _NOT_CHOSEN[rule]
-    text = getattr(all_rules, rule, None).__doc__ or ""
+    text = getattr(all_rules, rule, lambda: 0).__doc__ or ""  # since Python 3.13, None has one
     first = " ".join(text.partition("\n\n")[0].split()).rstrip(".").replace("`", "")
     for verb in ("Report ", "Give a hint about ", "Give a hint if "):
         first = first.removeprefix(verb)
