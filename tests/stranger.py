@@ -44,6 +44,10 @@ def sink(run):
     return sinks[-1]
 
 
+def no_sink(run):
+    """Return None, as a sink that the user has not asked for."""
+
+
 def broken_sink(run):
     """Fail, as a sink without its service does."""
     raise OSError("no disk")

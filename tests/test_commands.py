@@ -131,7 +131,7 @@ def said(places, line, **environment):
 def test_options_that_are_tried_exist():
     tried = {(command, option) for command, options in WRONG.items() for option in options}
     assert tried <= set(OPTIONS)
-    assert len(OPTIONS) - len(tried) <= 3, set(OPTIONS) - tried  # add them to WRONG
+    assert set(OPTIONS) - tried == {("serve", "--accept")}  # takes any text; add others to WRONG
 
 
 @pytest.mark.parametrize(("command", "option", "value"), CASES)

@@ -40,6 +40,13 @@ def test_every_rule_is_documented():
         assert f"`alerts.{rule.__name__}(" in text
 
 
+def test_every_analysis_is_documented():
+    from tensortap.rooms.analyses.analyzing import FAMILIES
+
+    text = (ROOT / "docs" / "health.md").read_text()
+    assert [family for family in FAMILIES if f"\n| `{family}` |" not in text] == []
+
+
 def test_pages_fit_their_budget():
     pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
     assert sum(len(page.read_text().split()) for page in pages) <= 24_000
@@ -59,3 +66,5 @@ def test_architecture_describes_every_folder():
     folders = [path.name for path in (ROOT / "src" / "tensortap").iterdir() if path.is_dir()]
     named = [name for name in folders if name != "__pycache__" and f"`{name}/`" not in text]
     assert named == []
+    rooms = [path.parent.name for path in (ROOT / "src/tensortap/rooms").glob("*/room.py")]
+    assert [room for room in rooms if f"\n| `{room}` |" not in text] == []

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tensortap as tap
+from tensortap.capture.pipeline import pipeline
 from tensortap.core.errors import MissingRoom
 from tensortap.core.rooms import GROUP, Room, load, offer, rooms
 from tests import stranger
@@ -175,6 +176,15 @@ def test_frameworks_and_sinks_of_other_packages(monkeypatch, tmp_path):
     assert type(found) is stranger.Quantity
     assert found.array.tolist() == [0, 1, 2]
     assert [record.name for record in stranger.sinks[-1].records] == ["length"]
+
+
+def test_a_room_without_a_sink_for_this_run_leaves_the_fast_path_on(monkeypatch, tmp_path):
+    mine = Room(name="mine", offers={"sinks": "tests.stranger:no_sink"})
+    monkeypatch.setattr("tensortap.core.rooms.rooms", lambda: {"mine": mine})
+    tap.init(tmp_path)
+    tap.catch(1.5, "x")
+    assert pipeline.fast is not None
+    tap.finish()
 
 
 def test_a_sink_of_another_package_that_fails_is_left_out(monkeypatch, tmp_path, caplog):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-import tensortap as tap
 
 SCRIPT = Path(__file__).with_name("typed_script.py")
 
@@ -22,10 +19,3 @@ def test_a_program_that_uses_every_verb(tmp_path):
         env={"MYPYPATH": str(SCRIPT.parents[1] / "src"), "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_the_program_uses_every_public_name():
-    used = set(re.findall(r"\btap\.(\w+)", SCRIPT.read_text()))
-    modules = {"__version__", "rooms"}
-    rarely = {"HDF5", "TensortapError"}
-    assert set(tap.__all__) - modules - rarely <= used

@@ -12,12 +12,12 @@ Importing this imports no framework and starts nothing.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tensortap._version import __version__
 from tensortap.capture.catch import catch, catch_grad, enable, flush, receipt, step
 from tensortap.core.errors import StopTraining, TensortapError
+from tensortap.core.rooms import lazy
 from tensortap.live import connections as _connections  # noqa: F401  it registers itself
 
 if TYPE_CHECKING:
@@ -42,32 +42,30 @@ if TYPE_CHECKING:
 # a line here, one above and one in `__all__`; nothing else in the spine names the room. What else a
 # room has is in its package, such as `tap.rooms.provenance.reproduce`.
 _LATER = {
-    "HDF5": "tensortap.rooms.trace.hdf5.callback",
-    "Recorder": "tensortap.rooms.films.recorder",
-    "bisect": "tensortap.rooms.bisect.bisect",
-    "blackbox": "tensortap.rooms.blackbox.blackbox",
-    "compare": "tensortap.rooms.compare.api",
-    "dump": "tensortap.rooms.dump.dump",
-    "finish": "tensortap.runs.init",
-    "get": "tensortap.api.session",
-    "get_all": "tensortap.api.session",
-    "help": "tensortap.api.session",
-    "init": "tensortap.runs.init",
-    "open": "tensortap.api.open",
-    "ops": "tensortap.rooms.ops.ops",
-    "serve": "tensortap.api.session",
-    "status": "tensortap.api.session",
-    "summary": "tensortap.api.session",
-    "trace": "tensortap.rooms.trace.trace",
-    "track": "tensortap.rooms.track.track",
-    "view": "tensortap.page.view",
-    "watch": "tensortap.rooms.watch.watch",
-    "watcher": "tensortap.rooms.watch.watch",
-}
-_MODULES = {
+    "HDF5": "tensortap.rooms.trace.hdf5.callback:HDF5",
+    "Recorder": "tensortap.rooms.films.recorder:Recorder",
     "alerts": "tensortap.alerts",
+    "bisect": "tensortap.rooms.bisect.bisect:bisect",
+    "blackbox": "tensortap.rooms.blackbox.blackbox:blackbox",
+    "compare": "tensortap.rooms.compare.api:compare",
+    "dump": "tensortap.rooms.dump.dump:dump",
+    "finish": "tensortap.runs.init:finish",
+    "get": "tensortap.api.session:get",
+    "get_all": "tensortap.api.session:get_all",
+    "help": "tensortap.api.session:help",
+    "init": "tensortap.runs.init:init",
+    "open": "tensortap.api.open:open",
+    "ops": "tensortap.rooms.ops.ops:ops",
     "rooms": "tensortap.rooms",
+    "serve": "tensortap.api.session:serve",
+    "status": "tensortap.api.session:status",
+    "summary": "tensortap.api.session:summary",
+    "trace": "tensortap.rooms.trace.trace:trace",
+    "track": "tensortap.rooms.track.track:track",
+    "view": "tensortap.page.view:view",
     "viz": "tensortap.rooms.figures",
+    "watch": "tensortap.rooms.watch.watch:watch",
+    "watcher": "tensortap.rooms.watch.watch:watcher",
 }
 
 __all__ = [
@@ -105,15 +103,7 @@ __all__ = [
     "watch",
     "watcher",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
-    if name not in _LATER:
-        raise AttributeError(f"module 'tensortap' has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
-    return found
+__getattr__ = lazy(__name__, _LATER)
 
 
 def __dir__() -> list[str]:

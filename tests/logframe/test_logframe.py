@@ -109,10 +109,13 @@ def test_leaves_out_integers_metrics_and_recomputed_tensors():
         record(4, [3], "ids", dtype="int64"),
         Record("loss", Kind.METRIC, 5, 0, 5, 0, 1, 5, value=0.5),
         Record("x", Kind.VALUE, 6, 0, 6, 0, 1, 6, value="text"),
-    ]
+        Record("fc.norm", Kind.HEALTH, 7, 0, 7, 0, 1, 7, value=0.5, tags={
+            "of": "nothing", "kind": "Weight", "quantity": "norm",
+        }),
+    ]  # fmt: skip
     frame = logframe_of(records)
     assert frame["metadata"]["name"].tolist() == ["fc"]
-    assert frame.attrs["left_out"] == {"int64": 2, "bool": 1}
+    assert frame.attrs["left_out"] == {"int64": 2, "bool": 1, "norm": 1}
 
 
 def test_adds_the_numbers_of_a_stash_function():

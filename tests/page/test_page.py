@@ -22,8 +22,10 @@ VIEWS = {
     "summary": "summary", "overview": "layers", "lines": "layers", "exponents": "exponents",
     "tensors": "tensors", "health": "problems", "alerts": "problems", "ranks": "ranks",
     "compare": "compare", "provenance": "run", "receipt": "run", "operations": "layers",
+    "analyses": "problems",
 }  # fmt: skip
 """Each view, and the tab that shows it."""
+UNUSED = ("ranks", "operations", "analyses")  # nothing of these runs is in them
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
     "--disable-component-update",
@@ -150,8 +152,10 @@ def test_every_tab_has_content(visit):
     tab = visit("run=a")
     q = tab.page
     assert "token" not in q.url
+    panels = q.locator("[id^=panel-]").evaluate_all("all => all.map((each) => each.id)")
+    assert set(panels) == {f"panel-{name}" for name in VIEWS}
     for name, strip in VIEWS.items():
-        if name in ("ranks", "operations"):  # nothing of this run is in them
+        if name in UNUSED:
             assert q.locator(f"#panel-{name}").is_hidden()
             continue
         tab.open(name)
@@ -215,7 +219,7 @@ def test_narrow_screens_have_a_drawer_and_a_strip_that_scrolls(chromium, page, w
         q = tab.page
         q.set_viewport_size({"width": width, "height": 800})
         for name, strip in VIEWS.items():
-            if name in ("ranks", "operations"):
+            if name in UNUSED:
                 continue
             tab.open(name)
             assert q.locator(f"#tab-{strip}").bounding_box()["x"] >= 0
@@ -401,7 +405,7 @@ def test_compares_two_runs(visit):
 def test_empty_run_and_run_of_values(visit):
     tab = visit("run=empty")
     for name in VIEWS:
-        if name in ("ranks", "operations"):
+        if name in UNUSED:
             continue
         tab.open(name)
         assert tab.page.locator(f"#panel-{name}").inner_text().strip()

@@ -105,6 +105,17 @@ def test_tap_step_owns_the_clock_if_called_first():
             tracker.step()
             tap.step(41 + n)
     assert sorted({r.step for r in tracker.records}) == [40, 41, 42]
+    assert not tracker.alerts
+
+
+def test_a_tracker_without_steps_beside_tap_step_says_so(caplog):
+    model = nn.Linear(2, 2)
+    with tap.track(model) as tracker:
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            tap.step()
+    assert {r.step for r in tracker.records} <= {-1, 0}
+    assert "for tracker.step(): call it at the end of each step, also beside tap" in caplog.text
 
 
 def test_tracker_writes_its_own_run(tmp_path):

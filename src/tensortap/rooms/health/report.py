@@ -81,7 +81,8 @@ def looks_for(rule: str) -> str:
             return f"{100 * default:g} %"
         return f"{default:,g}" if isinstance(default, int | float) else str(default)
 
-    text = re.sub(r"`(\w+)`", number, getattr(function, "__doc__", "") or "")
+    # since Python 3.13, None has a docstring
+    text = "" if function is None else re.sub(r"`(\w+)`", number, function.__doc__ or "")
     first = " ".join(text.partition("\n\n")[0].split()).rstrip(".").replace("`", "")
     for verb in ("Report ", "Give a hint about ", "Give a hint if "):
         first = first.removeprefix(verb)

@@ -45,9 +45,9 @@ def logframe_of(
     `exponents` are the first and the last exponent that get a column of their own; None means
     all that occur. Smaller values are counted under ``-inf``, larger ones and infinities under
     ``+inf``. Integer tensors are left out, because the schema requires a dtype with a `finfo`;
-    ``frame.attrs["left_out"]`` counts them by dtype. With `strict`, ``metadata`` has only the
-    columns of the schema; rank and call are below ``scalar_stats``, which allows any number.
-    `rank` is as for `choose_rank`.
+    ``frame.attrs["left_out"]`` counts them by dtype, and by quantity the numbers of analyses about
+    tensors without a row. With `strict`, ``metadata`` has only the columns of the schema; rank and
+    call are below ``scalar_stats``, which allows any number. `rank` is as for `choose_rank`.
 
     >>> from tensortap.core.record import Record
     >>> from tensortap.stats import summarize_array
@@ -71,7 +71,8 @@ def logframe_of(
     statistics |= {name: statistics[name].astype(np.int64) for name in COUNTS}
     infinities = statistics["posinfs"] + statistics["neginfs"]
     given = add_stash(statistics, cells)
-    statistics |= _health_statistics(table, rows)
+    health, unplaced = _health_statistics(table, rows, of_rank)
+    statistics |= health
     if strict:
         statistics |= {name: metadata.pop(name).to_numpy() for name in PLACES}
     low, counts = _counts(table, rows, infinities, given, low, high)
@@ -83,9 +84,10 @@ def logframe_of(
     labels += [("scalar_stats", name) for name in statistics]
     labels += [("exponent_counts", exponent) for exponent in bins]
     frame.columns = pd.MultiIndex.from_tuples(labels)
-    if left_out.any():
-        pairs = zip(table.dtypes, left_out.tolist(), strict=True)
-        frame.attrs["left_out"] = {dtype: count for dtype, count in pairs if count}
+    pairs = zip(table.dtypes, left_out.tolist(), strict=True)
+    missing = {dtype: count for dtype, count in pairs if count} | unplaced
+    if missing:
+        frame.attrs["left_out"] = missing
     return frame
 
 
@@ -139,17 +141,20 @@ def _counts(
     return start, counts
 
 
-def _health_statistics(table: Table, rows: Integers) -> Columns:
-    """Return the numbers of analyses that belong to rows of tensors: quantity → column.
+def _health_statistics(
+    table: Table, rows: Integers, among: Integers | slice
+) -> tuple[Columns, dict[str, int]]:
+    """Return the numbers of analyses that belong to rows, by quantity, and how many do not.
 
     A number belongs to the first row with the name, kind, step and rank that its tags say.
     """
     if Kind.HEALTH.value not in table.kinds:
-        return {}
+        return {}, {}
     import pandas as pd
     import pyarrow.compute as pc
 
-    found = np.flatnonzero(table.kind == table.kinds.index(Kind.HEALTH.value))
+    found = np.arange(len(table))[among]
+    found = found[table.kind[found] == table.kinds.index(Kind.HEALTH.value)]
     cells = table.take(found, ["tags", "number"])
     texts = {key: pc.map_lookup(cells.column("tags"), key, "first") for key in _HEALTH_TAGS}
     given = pd.DataFrame({
@@ -163,12 +168,13 @@ def _health_statistics(table: Table, rows: Integers) -> Columns:
         "name": table.name[rows], "kind": table.kind[rows], "step": table.step[rows],
         "rank": table.rank[rows], "row": np.arange(len(rows)),
     })  # fmt: skip
-    merged = given.merge(places.drop_duplicates(_HEALTH_KEY), on=_HEALTH_KEY)
+    merged = given.merge(places.drop_duplicates(_HEALTH_KEY), "left", on=_HEALTH_KEY)
+    has_row = merged["row"].notna()
     columns: Columns = {}
-    for quantity, part in merged.groupby("quantity", sort=False):
+    for quantity, part in merged[has_row].groupby("quantity", sort=False):
         columns[str(quantity)] = np.full(len(rows), np.nan)
-        columns[str(quantity)][part["row"].to_numpy()] = part["number"].to_numpy()
-    return columns
+        columns[str(quantity)][part["row"].astype(np.int64)] = part["number"].to_numpy()
+    return columns, merged["quantity"][~has_row].value_counts().to_dict()
 
 
 def _codes(texts: Any, known: list[str]) -> Any:

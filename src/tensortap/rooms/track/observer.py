@@ -132,10 +132,13 @@ class Observer:
         """Stop observing, and wait for statistics that devices are still computing."""
         self.active = self.on = False
         self.settle()
+        clock = pipeline.clock
+        if clock.owner not in (None, _OWNER) and (clock.step or 0) > self.step_number + 1:
+            self.unseen[_OWNER] = f"call it at the end of each step, also beside {clock.owner}"
         self.report_unseen()
         if self.batch is not None and self.batch.hand_over in pipeline.settlers:
             pipeline.settlers.remove(self.batch.hand_over)
-        pipeline.clock.release(_OWNER)
+        clock.release(_OWNER)
         self.sent.end(self._own_step)
 
     # -- observing -----------------------------------------------------------------------
