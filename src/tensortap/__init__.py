@@ -13,6 +13,7 @@ Importing this imports no framework and starts nothing.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from tensortap._version import __version__
@@ -111,7 +112,8 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
     if name not in _LATER:
-        raise AttributeError(f"module 'tensortap' has no attribute {name!r}")
+        here = sys.modules[__name__]  # for "Did you mean"
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=here)
     found = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
     return found
 
