@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import assert_type
 
 import numpy as np
+import plotly.graph_objects as go
 
 import tensortap as tap
 from tensortap.api.open import RemoteSession
@@ -16,6 +17,8 @@ from tensortap.core.record import Kind, Record
 from tensortap.page.server import Page
 from tensortap.rooms.bisect.faulty_modules import BisectReport
 from tensortap.rooms.blackbox.blackbox import BlackBox
+from tensortap.rooms.compare.report import CompareReport
+from tensortap.rooms.compare.result import Comparison
 from tensortap.rooms.ops.ops import Operations
 from tensortap.rooms.trace.trace import Tracer
 from tensortap.rooms.track.track import Tracker
@@ -52,7 +55,9 @@ assert_type(tap.ops(), Operations)
 assert_type(tap.blackbox(train_step, model), BlackBox)
 assert_type(tap.bisect(lambda: None, model, "runs/a"), BisectReport)
 try:
-    if tap.compare("runs/a", "runs/b", rtol=1e-5):
+    compared = tap.compare("runs/a", "runs/b", rtol=1e-5)
+    assert_type(compared, Comparison | CompareReport)
+    if compared:
         print("the runs agree")
 except tap.TensortapError as error:
     print(error)
@@ -69,9 +74,11 @@ session.close()
 
 run = tap.open(Path("runs/a"))
 assert_type(run, Run)
+assert_type(tap.open("runs/a"), Run)
 assert_type(tap.open(), RemoteSession)
 print(run.names(), run.stats(), run.alerts(), run.metrics("loss"))
 assert_type(run.export("a.npz"), int)
 assert_type(tap.view(run, browser=False), Page)
 tap.viz.report(run, "report.html")
+figure: go.Figure = tap.viz.scalar_global_heatmap(run, scalar_metric="rm2")
 raise tap.StopTraining("done", None)

@@ -10,6 +10,7 @@ a `Finding`, or None. Rules of rooms are here, too, under their names: ``alerts.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from tensortap.alerts.alert import Alert, Finding, alert_of, record_of
@@ -54,7 +55,8 @@ def __getattr__(name: str) -> Any:
         for room in rooms().values():
             if room.rules is not None and name in {rule.__name__ for rule in load(room.rules)}:
                 return load(f"{room.rules.partition(':')[0]}:{name}")
-    raise AttributeError(f"module 'tensortap.alerts' has no attribute {name!r}")
+    here = sys.modules[__name__]  # for "Did you mean"
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=here)
 
 
 def __dir__() -> list[str]:

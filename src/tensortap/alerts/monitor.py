@@ -14,6 +14,7 @@ from tensortap.alerts.rules import Rule, default_rules
 from tensortap.capture.pipeline import pipeline
 from tensortap.core.errors import StopTraining
 from tensortap.core.record import Kind, Record
+from tensortap.runs.reader import similar_names
 
 _MAX_TENSORS = 20_000  # tensors whose state is kept
 _MAX_ALERTS = 1000  # alerts that are kept
@@ -169,12 +170,8 @@ class AlertMonitor:
         *,
         on_alert: Action | Iterable[Action] | None = None,
     ) -> None:
-        self.rules = default_rules() if rules is True else _each("alerts", rules or ())
-        for rule in self.rules:
-            if not callable(rule):
-                raise TypeError(
-                    f"alerts: a rule must be a function of a record and a state, got {rule!r}"
-                )
+        given = default_rules() if rules is True else _each("alerts", rules or ())
+        self.rules: tuple[Rule, ...] = tuple(map(_rule, given))
         self._actions = _actions(on_alert)
         self.alerts: collections.deque[Alert] = collections.deque(maxlen=_MAX_ALERTS)
         self._tensors: dict[tuple[str, Kind, int, str | None], _TensorState] = {}
@@ -315,6 +312,23 @@ def _is_gradient_overflow(alert: Alert) -> bool:
 
 def _name(rule: Rule) -> str:
     return str(getattr(rule, "__name__", type(rule).__name__))
+
+
+def _rule(given: Any) -> Rule:
+    """Return a rule, or the built-in one of that name."""
+    if isinstance(given, str):
+        known = {rule.__name__: rule for rule in default_rules()}
+        if given not in known:
+            raise ValueError(
+                f"alerts: no rule is called {given!r}; {similar_names(given, list(known))}"
+            )
+        return known[given]
+    if not callable(given):
+        raise TypeError(
+            f"alerts: a rule must be a name, or a function of a record and a state, got {given!r}"
+        )
+    rule: Rule = given
+    return rule
 
 
 def _each(argument: str, given: Any) -> tuple[Any, ...]:

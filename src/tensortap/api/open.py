@@ -49,16 +49,15 @@ class RemoteSession(Values):
 @overload
 def open(where: None = None, timeout: float = 5.0) -> RemoteSession: ...  # noqa: A001
 @overload
-def open(where: Path, timeout: float = 5.0) -> Run: ...  # noqa: A001
-@overload
-def open(where: str, timeout: float = 5.0) -> Any: ...  # noqa: A001
+def open(where: str | Path, timeout: float = 5.0) -> Run: ...  # noqa: A001
 
 
 @checked
 def open(where: str | Path | None = None, timeout: float = 5.0) -> Any:  # noqa: A001  the verb
     """Return a run by its folder or URL, or the live session at ``host:port``.
 
-    Without an argument it is the session at ``TENSORTAP_SERVER``, or on this machine.
+    Without an argument it is the session at ``TENSORTAP_SERVER``, or on this machine. Type checkers
+    take text for the path of a run.
     """
     if where is None or (isinstance(where, str) and not _is_path(where) and not is_url(where)):
         return RemoteSession(where, timeout)

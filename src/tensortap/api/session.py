@@ -45,16 +45,17 @@ os.register_at_fork(after_in_child=_forget)
 
 @checked
 def start(
-    host: str = "127.0.0.1",
+    host: str | None = None,
     port: int | None = None,
     memory: str | int = "50%",
     accept: str | None = None,
 ) -> Server:
     """Start a server, and create the user's key if there is none."""
-    check_text("host", host)
+    if host is not None:
+        check_text("host", host)
     if accept is not None:
         check_text("accept", accept)
-    if host.startswith("[") or host.count(":") == 1:  # with a port
+    if host is None or host.startswith("[") or host.count(":") == 1:  # with a port
         address = parse_address(host)
     else:
         address = Address("127.0.0.1" if host == "localhost" else host, default_port())
@@ -78,13 +79,14 @@ def start(
 
 @checked
 def serve(
-    host: str = "127.0.0.1",
+    host: str | None = None,
     port: int | None = None,
     memory: str | int = "50%",
     accept: str | None = None,
 ) -> Session:
     """Listen for training programs in the background: ``session = tap.serve()``.
 
+    It listens on ``TENSORTAP_SERVER``, by default on this machine, port ``TENSORTAP_PORT`` or 2875.
     `memory` bounds the history: when it is full, the oldest records of the most frequent names are
     evicted. Beyond loopback connections are encrypted, and the settings for the training side are
     printed. `accept` takes only programs whose path matches: ``"train.py"``, ``"*/project/*"``.

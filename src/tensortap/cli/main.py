@@ -87,7 +87,9 @@ def _spelled(words: str) -> str:
             continue
         name = "mapping" if option == "--map" else option[2:].replace("-", "_")
         value = re.escape(text := value if given else following)
-        if re.match(rf"{name}s?[ :]", words):
+        # the value may be of another argument, as the port of a session is
+        other = re.search(r"got '(.+)'$", words)
+        if re.match(rf"{name}s?[ :]", words) and not (other and other[1] not in text):
             return re.sub(r"^\w+", option, words)
         if text and re.search(rf"\b{name} '?{value}\b|(?<!\w){value}(?!\w)(?<=..)", words):
             found.append((len(text), f"{option} {text}: {words}"))

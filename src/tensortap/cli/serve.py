@@ -11,7 +11,7 @@ from tensortap.cli.terminal import message, wait_for_interrupt
 
 
 def serve(
-    host: str = typer.Option("127.0.0.1", help="Address to listen on; encrypted beyond loopback."),
+    host: str | None = typer.Option(None, help="Default: TENSORTAP_SERVER, or this machine."),
     port: int | None = typer.Option(None, help="Default: TENSORTAP_PORT, or 2875."),
     memory: str = typer.Option("50%", help="Bound of the history: 8GB, or a share of the memory."),
     accept: str | None = typer.Option(None, help="Take only programs like train.py, */project/*."),

@@ -43,7 +43,7 @@ def top(
     except NotFound:
         if once or as_json or server is not None or not parse_address(None).loopback:
             raise
-        own = live.start("127.0.0.1", parse_address(None).port)
+        own = live.start()
         message(f"no session was running; started one on {own.address}")
         view = RemoteSession(str(own.address), 3.0)
     with view:

@@ -108,7 +108,8 @@ def lazy(package: str, names: Mapping[str, Address]) -> Callable[[str], Any]:
 
     def __getattr__(name: str) -> Any:  # noqa: N807 - what modules call it
         if name not in names:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            here = sys.modules[package]  # for "Did you mean"
+            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=here)
         found = load(names[name])
         setattr(sys.modules[package], name, found)
         return found

@@ -15,7 +15,7 @@ import msgspec
 from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.record import Kind, Record
 from tensortap.live import messages as wire
-from tensortap.live.address import Address, parse_address
+from tensortap.live.address import Address, default_port, parse_address
 from tensortap.live.answers import Heads, Overview, RecordList, TensorStepsList
 from tensortap.live.channel import NO_KEY, Channel, ConnectionState
 
@@ -51,7 +51,9 @@ class LiveReader:
             absent = self._channel.state is ConnectionState.ABSENT and refusal in ("", NO_KEY)
             # a session that is being restarted gets a second
             if waited > (min(timeout, 1.0) if absent else timeout):
-                reason = refusal or "no server is listening; start one: tap.serve()"
+                port = self.address.port
+                verb = "tap.serve()" if port == default_port() else f"tap.serve(port={port})"
+                reason = refusal or f"no server is listening on port {port}; start one: {verb}"
                 raise NotFound(f"no live session at {self.address}: {reason}")
 
     def __enter__(self) -> LiveReader:

@@ -190,7 +190,7 @@ def listen(host: str, port: int | None) -> socket.socket:
                 raise TensortapError(reason) from None
         except OverflowError:
             listener.close()
-            raise TensortapError(f"port must be at most 65535, got {number}") from None
+            raise TensortapError(f"port must be a number from 0 to 65535, got {number}") from None
     if port is not None:
         raise TensortapError(f"port {port} is in use: omit --port to take the next free one")
     raise TensortapError(f"ports {first} to {ports[-1]} are all in use: choose another one")

@@ -249,7 +249,8 @@ def no_such(what: str, wanted: str, available: Sequence[str]) -> str:
     """
     if not available:
         return f"no {what} is called {wanted!r}: there is none at all"
-    similar = difflib.get_close_matches(wanted, available, 3, 0.6)
+    meant = "rm2" if wanted.lower() == "rms" else wanted
+    similar = difflib.get_close_matches(meant, available, 3, 0.6)
     similar = similar or [each for each in available if wanted.lower() in each.lower()][:3]
     if similar:
         return f"no {what} is called {wanted!r}; did you mean {' or '.join(map(repr, similar))}?"

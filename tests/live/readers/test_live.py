@@ -56,7 +56,8 @@ def test_no_server_is_listening():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = Address("127.0.0.1", free.getsockname()[1])
-    with pytest.raises(NotFound, match=r"no server is listening; start one: tap\.serve\(\)"):
+    start = rf"on port {address.port}; start one: tap\.serve\(port={address.port}\)"
+    with pytest.raises(NotFound, match=start):
         LiveReader(address, timeout=10_000)  # which it does not wait for
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensortap.core.arguments import checked
 from tensortap.core.errors import NotFound, TensortapError
@@ -12,6 +12,10 @@ from tensortap.rooms.compare.values import compare_values
 from tensortap.rooms.dump.files import load_file, suffixes
 from tensortap.runs.layout import RUN_FILE
 from tensortap.runs.run_reader import is_url
+
+if TYPE_CHECKING:
+    from tensortap.rooms.compare.report import CompareReport
+    from tensortap.rooms.compare.result import Comparison
 
 
 @checked
@@ -24,7 +28,7 @@ def compare(
     equal_nan: bool = True,
     trust: bool = False,
     **options: Any,
-) -> Any:
+) -> Comparison | CompareReport:
     """Compare two values, files or runs; the result is true or false and says where they differ.
 
     Two numbers are close if ``|a - b| <= atol + rtol*|b|``, by default 1e-8 and 1e-5. Integers must

@@ -81,7 +81,7 @@ def compare(
     with contextlib.ExitStack() as stack:
         if of_runs:
             options["progress"] = stack.enter_context(progress_bar("comparing"))
-        found = compare_sides(*sides, atol=atol, rtol=rtol, trust=trust, **options)
+        found: Any = compare_sides(*sides, atol=atol, rtol=rtol, trust=trust, **options)
     chosen = [f"--{name}" for name in ("steps", "names", "kinds", "ranks") if name in options]
     if of_runs and chosen and not (found.compared or found.missing or found.unplaced):
         raise NotFound(f"{' and '.join(chosen)}: neither run has a record that fits")

@@ -41,7 +41,7 @@ def start(request: PageRequest) -> dict[str, Any]:
     ]
 
     def work(progress: Progress) -> tuple[CompareReport, str]:
-        report = compare(*sources, progress=progress, **options)
+        report: Any = compare(*sources, progress=progress, **options)
         progress(0, 0)
         return report, render(report)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,8 +45,10 @@ def limits(dtype: str) -> Limits:
     """
     row = DTYPES.get(dtype)
     if row is None or row.format is None:
-        known = ", ".join(name for name, other in DTYPES.items() if other.kind == "float")
-        raise NotFound(f"no float format is called {dtype!r}; there are {known}")
+        known = [name for name, other in DTYPES.items() if other.kind == "float"]
+        meant = re.sub(r"^fp", "float", dtype.lower())  # "fp8" is one of several
+        known.sort(key=lambda name: not name.startswith(meant))
+        raise NotFound(f"no float format is called {dtype!r}; there are {', '.join(known)}")
     digits, normal, largest = row.format
     smallest, exponent = row.exponents
     step = math.ldexp(1.0, exponent - (digits - 1))

@@ -205,18 +205,24 @@ def track(
     Records the statistics of every module's output and its gradient, of weights, their gradients
     and the optimizer's state, in the run, the live session and `tracker.records`.
 
-    `include` and `exclude` are regular expressions over names, or a dict of them by kind
-    (``{"gradient": r"attn"}``). `kind` is one or several of ``"activation"``, ``"gradient"``,
-    ``"weight"``, ``"weight_gradient"``, ``"optimizer_state"`` (by default these), and ``"input"``,
-    the tensors that each module is called with; ``"all"`` is everything. `every` selects each n-th
-    step. `tensors` is a pattern, or True, for tensors to keep whole. `stash` is a function of a
-    tensor that returns a dict of extra statistics. `digests=True` adds a digest to every record,
-    by which `tap.compare` tells whether tensors have the same bits. `alerts` is True or a list of
-    rules, `on_alert` a function, "stop" or "keep". `name` is put before all names; patterns do not
-    see it. `to` is a folder for a run of this tracker, in programs without `tap.init`.
-    `only_training=False` also records ``model.eval()``. `init_step` is the first step, by default
-    0 or where the open run is. Rooms add options, such as `analyses`: True or a list of
-    families such as ``["norms"]``, numbers about each step of a torch model.
+    - `include`, `exclude`: regular expressions over names, or a dict of them by kind
+      (``{"gradient": r"attn"}``)
+    - `kind`: one or several of ``"activation"``, ``"gradient"``, ``"weight"``,
+      ``"weight_gradient"``, ``"optimizer_state"`` (by default these), and ``"input"``, the tensors
+      that each module is called with; ``"all"`` is everything
+    - `every`: select each n-th step
+    - `tensors`: a pattern, or True, for tensors to keep whole
+    - `stash`: a function of a tensor that returns a dict of extra statistics
+    - `digests`: add a digest to every record, by which `tap.compare` tells whether tensors have the
+      same bits
+    - `alerts`: True, or a list of rules or their names
+    - `on_alert`: a function, ``"stop"`` or ``"keep"``
+    - `name`: put before all names; patterns do not see it
+    - `to`: a folder for a run of this tracker, in programs without `tap.init`
+    - `only_training`: False also records ``model.eval()``
+    - `init_step`: the first step, by default 0 or where the open run is
+    - options of rooms, such as `analyses`: True, or a list of families such as ``["norms"]``,
+      numbers about each step of a torch model
 
     For JAX: ``tap.track(params, opt_state)``, then ``tracker.intercept(update, …)`` and
     ``tracker.step(params, opt_state, grads)``.
@@ -231,8 +237,13 @@ def track(
             for wrapped in offers("track.hooks"):
                 hooks = wrapped(hooks, model, observer)
             return Tracker(hooks, observer)
+    if hasattr(model, "param_groups"):
+        swapped = hasattr(optimizer, "forward")
+        what = "model and optimizer are swapped" if swapped else "the model is missing"
+        raise TypeError(f"{what}: tap.track(model, optimizer)")
+    got = type(model).__name__
     raise TypeError(
-        f"model must be a torch.nn.Module, or the parameters of a JAX program; got {model!r:.100}"
+        f"model must be a torch.nn.Module, or the parameters of a JAX program; got {got}"
     )
 
 

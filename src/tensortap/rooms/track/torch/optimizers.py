@@ -32,9 +32,8 @@ def find_optimizers(given: Any) -> list[FoundOptimizer]:
     found: dict[int, FoundOptimizer] = {}
     for number, each in enumerate(one for one in optimizers if one is not None):
         if not _is_optimizer(each):
-            raise TypeError(
-                f"optimizer must be a torch optimizer, or a list of them, got {each!r:.100}"
-            )
+            got = type(each).__name__
+            raise TypeError(f"optimizer must be a torch optimizer, or a list of them, got {got}")
         _find(each, number, found)
     return list(found.values())
 
