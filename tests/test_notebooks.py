@@ -68,6 +68,8 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 def test_notebook_shows_its_figures(name, figures, tmp_path, monkeypatch):
     notebook = execute(name, tmp_path, monkeypatch)
     assert shown(notebook, FIGURE) == figures
+    assert shown(notebook, "text/html") >= figures  # an exported notebook shows them, too
+    assert json.dumps(notebook).count("src/version.js") <= 1  # one copy of plotly
     if name == "torch":
         assert {"loss.html", "report.html", "runs"} <= set(os.listdir(tmp_path))
 

@@ -179,7 +179,7 @@ def test_many_names_get_one_panel_each():
     figure = lines_figure(table, names=names, kind=ACTIVATION, metrics=["rm2", "std"])
     heads = [note["text"] for note in figure["layout"]["annotations"]]
     assert heads == names
-    assert [t["name"] for t in figure["data"] if t["showlegend"]] == ["rm2", "std"]
+    assert [t["name"] for t in figure["data"] if t["showlegend"]] == ["RMS (rm2)", "std"]
 
 
 def test_notes_names_without_room():

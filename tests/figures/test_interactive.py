@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import sys
 import types
@@ -10,7 +11,7 @@ import types
 import numpy as np
 import pandas as pd
 import pytest
-from ipywidgets.widgets.widget import _remove_buffers
+from ipywidgets.widgets.widget import _instances, _remove_buffers
 
 import tensortap as tap
 from tensortap.core.errors import MissingExtra, NotFound
@@ -103,7 +104,7 @@ def test_kinds_are_facets(run_path):
     lines = viz.interactive(viz.scalar_line, run_path, tt=kinds, layer="embed")
     assert [note.text for note in lines.figure.layout.annotations] == kinds
     lines.kinds.value = ("Gradient",)
-    assert heading(lines.figure) == "rm2"
+    assert heading(lines.figure) == "RMS (rm2)"
     lines.kinds.value = ()
     assert "no layer of any kind is chosen" in heading(lines.figure)
     bars = viz.interactive(viz.exp_hist, run_path, tt=kinds, layer="embed", step=3)
@@ -246,3 +247,23 @@ def test_rejects_wrong_arguments(run_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "anywidget", None)
     with pytest.raises(MissingExtra, match=r"tensortap\[notebook\]"):
         viz.interactive(viz.exp_hist, run_path)
+
+
+def test_a_notebook_stores_plotly_once(run_path):
+    """A notebook stores the state of every widget that is open, its script included."""
+    before = set(_instances)
+    for shown in (viz.interactive(run_path), viz.interactive(viz.exp_hist, run_path)):
+        shown.step.value = 3
+        assert shown.figure.layout.meta
+    states = [each.get_state() for key, each in _instances.items() if key not in before]
+    scripts = sorted(len(state["_esm"]) for state in states if "_esm" in state)
+    assert sum(scripts[:-1]) < 10_000
+    assert scripts[-1] < 6_000_000
+
+
+def test_runs_receipts_and_alerts_are_html_in_a_notebook(run_path):
+    run = tap.open(run_path)
+    assert str(run.path) in run._repr_html_()
+    found = run.alerts()
+    assert found[0].message in html.unescape(found._repr_html_())
+    assert tap.receipt()._repr_html_().startswith("<pre>tensortap receipt")

@@ -78,7 +78,7 @@ def test_kinds_of_tensors_are_facets(run_path):
     )
     assert [note.text for note in lines.layout.annotations] == ["Activation", "Gradient"]
     assert {(trace.name, trace.yaxis) for trace in lines.data} == {
-        (f"embed · {metric}", axis) for metric in ("rm2", "std") for axis in ("y", "y2")
+        (f"embed · {metric}", axis) for metric in ("RMS (rm2)", "std") for axis in ("y", "y2")
     }
     assert {trace.mode for trace in lines.data} == {"markers"}
     assert sum(trace.showlegend for trace in lines.data) == 2

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import subprocess
+import sys
 
 import httpx
 import numpy as np
@@ -16,7 +18,7 @@ from tensortap.capture.ticket import Ticket
 from tensortap.core.record import Kind, Record
 from tensortap.page.catalog import Catalog
 from tensortap.page.server import Page
-from tensortap.runs.folders import end_run, make_run
+from tensortap.runs.folders import end_run, make_run, update_info
 from tensortap.runs.sink import StoreSink
 from tensortap.stats import summarize_array
 from tensortap.values.snapshot import borrow
@@ -96,6 +98,8 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for name, wrong in (("a", 1.0), ("b", 1.5)):
         run = Writer(folder, name)
+        config = {"lr": 3e-4 * wrong, "optimizer": {"name": "adamw"}}
+        update_info(run.run, name=f"try {name}", notes="<b>not bold</b>", config=config)
         for step in range(STEPS):
             run.step(step, scale=wrong if step >= 12 else 1.0)
         run.close()
@@ -113,7 +117,18 @@ def runs(tmp_path_factory):
     raw.put("words", "Value", 0, "just text")
     raw.put("pair", "Value", 0, {"q": np.ones((2, 2)), "k": np.zeros(3)})
     raw.close()
+    killed = Writer(folder, "killed")
+    killed.step(0)
+    killed.close(end=False)
+    update_info(killed.run, pid=dead_process())
     return folder
+
+
+def dead_process():
+    """Return the id of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
 
 
 @contextlib.contextmanager

@@ -203,6 +203,48 @@ def test_a_link_to_a_missing_run_says_so(chromium, page):
         assert tab.state()["run"] == "missing"
 
 
+def test_the_list_of_runs_tells_them_apart_and_sorts(visit):
+    tab = visit("run=killed&tab=summary")
+    q, options = tab.page, tab.page.locator("#runs li")
+    assert "crashed" in q.locator("#title").inner_text()
+    assert "crashed" in q.locator("#panel-summary .figures").inner_text()
+    row = options.filter(has_text="try a")
+    row.filter(has_text="loss 0.1").filter(has_text="1 alert").wait_for()
+    assert re.search(r"just now · .*s · loss 0\.1 · 1 alert", row.inner_text())
+    assert "<b>not bold</b>" in row.get_attribute("title")
+    assert row.locator(".pill").inner_text() == "ended"
+    names = lambda: [each.split("\n")[0] for each in options.all_inner_texts()]  # noqa: E731
+    assert names() == ["raw", "killed", "empty", "try b", "try a"]
+    q.get_by_label("Sort the runs by").select_option("loss")
+    q.wait_for_function("() => location.hash.includes('sort=loss')")
+    assert names()[:3] == ["try b", "try a", "killed"]
+    q.get_by_label("Sort the runs by").select_option("name")
+    assert names() == ["empty", "killed", "raw", "try a", "try b"]
+
+
+def test_heatmap_colors_are_relative_to_the_row(visit):
+    tab = visit("run=a&kind=Gradient&tab=overview")
+    q = tab.page
+    z = "document.querySelector('#panel-overview .overview')._fullData[0].zmax"
+    relative = q.evaluate(z)
+    tools = q.locator("#panel-overview .modebar").bounding_box()
+    legend = q.locator("#panel-overview .legend").first.bounding_box()
+    assert legend["x"] + legend["width"] < tools["x"]
+    assert q.get_by_role("button", name="Relative to the row").get_attribute("aria-pressed") == "true"
+    q.get_by_role("button", name="Absolute").click()
+    q.wait_for_function(f"() => {z} !== {relative}")
+    q.fill("#search", "attn")
+    q.wait_for_function(
+        "() => document.querySelector('#panel-overview .overview').layout.meta.layers.length === 2"
+    )
+    q.keyboard.press("Escape")
+    tab.shown("overview")
+    statistic = q.locator("#panel-overview").get_by_label("Statistic", exact=True)
+    assert "RMS (rm2)" in statistic.inner_text()
+    assert statistic.get_attribute("title") == "Root mean square: the typical size of the values"
+    assert all(each.get_attribute("title") for each in q.locator("#tabs [role=tab]").all())
+
+
 def test_keys_are_shortcuts_again_after_enter(visit):
     tab = visit("run=a&tab=overview")
     tab.page.keyboard.press("/")
@@ -387,6 +429,8 @@ def test_compares_two_runs(visit):
     frame = q.frame_locator("#panel-compare iframe")
     frame.locator("#verdict").wait_for()
     assert frame.locator("#verdict").inner_text() == "✗ The runs differ"
+    first = frame.locator("main section").first.inner_text()
+    assert re.search(r"Config\s+A\s+B\s+config lr\s+0.0003\s+0.00045", first), first
     assert "embed" in frame.locator("#first").inner_text()
     frame.locator("#figure0").scroll_into_view_if_needed()
     frame.locator("#figure0 .hm").first.wait_for()
@@ -411,12 +455,20 @@ def test_empty_run_and_run_of_values(visit):
         assert tab.page.locator(f"#panel-{name}").inner_text().strip()
     tab.page.get_by_role("option", name="raw").click()
     tab.open("overview")
-    assert tab.page.locator("#panel-overview .heatmaplayer").count()  # single numbers have values
+    # numbers with their value, tensors with their RMS, which was not recorded
+    plot = "document.querySelector('#panel-overview .overview')"
+    rows = tab.page.evaluate(f"{plot}.layout.meta.layers")
+    assert rows == ["big", "cube", "seven", "number"]
+    shown = tab.page.evaluate(f"{plot}.data[0].customdata._inputArray ?? {plot}.data[0].customdata")
+    assert np.isclose(np.array(shown, float)[3, 0, 2], 2.5)
     statistic = tab.page.locator("#panel-overview").get_by_label("Statistic", exact=True)
-    statistic.select_option("rm2")
-    tab.page.get_by_text("no rm2 of Value").wait_for()
+    assert statistic.locator("option:checked").inner_text() == "value or RMS"
+    tab.page.fill("#search", "nothing of this name")
+    tab.page.get_by_text("no value or RMS of Value").wait_for()
     # a figure after a message reacts to clicks again
-    statistic.select_option("value")
+    tab.page.fill("#search", "")
+    tab.page.wait_for_selector("#panel-overview .heatmaplayer image")
+    tab.shown("overview")
     box = tab.page.locator("#panel-overview .heatmaplayer image").first.bounding_box()
     tab.page.mouse.click(box["x"] + 5, box["y"] + 5)
     tab.shown("exponents")
@@ -511,7 +563,7 @@ def test_follows_a_training_until_the_server_stops(chromium, tmp_path):
             each.page.wait_for_function(
                 "() => document.getElementById('training').data[0].x.at(-1) === 23"
             )
-            assert "open" in each.page.locator("#title").inner_text()
+            assert "training" in each.page.locator("#title").inner_text()
             each.page.wait_for_function(
                 "() => document.querySelector('#panel-overview .overview')._fullData[0]"
                 ".x.length === 24"

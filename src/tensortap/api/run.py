@@ -22,6 +22,7 @@ from tensortap.runs.reader import kept_value
 from tensortap.runs.rows import HEAD_COLUMNS, records_of
 from tensortap.runs.run_reader import RunReader
 from tensortap.table.kinds import need_pandas
+from tensortap.text.html import html_table
 from tensortap.text.records import record_line
 from tensortap.values.snapshot import borrow
 
@@ -42,6 +43,15 @@ class Run(Values):
 
     def __repr__(self) -> str:
         return f"<run {self.path}: {sum(self.reader.counts().values()):,} records>"
+
+    def _repr_html_(self) -> str:
+        info = self.reader.info
+        facts = {
+            "run": str(self.path), "name": info.name, "notes": info.notes, "started": info.started,
+            "ended": f"{info.ended or 'not yet'} {info.crashed}", "config": info.config or "",
+            "records": f"{sum(self.reader.counts().values()):,}", "alerts": len(self.alerts()),
+        }  # fmt: skip
+        return html_table([row for row in facts.items() if row[1] != ""])
 
     def refresh(self) -> Run:
         """Read what has been written since the last refresh."""
@@ -235,7 +245,9 @@ class Run(Values):
         from tensortap.api.run_alerts import rule_alerts, run_alerts
 
         table = self.table()
-        return run_alerts(table, self.reader) if rules is False else rule_alerts(table, rules)
+        if rules is False:
+            return AlertList(run_alerts(table, self.reader))
+        return AlertList(rule_alerts(table, rules))
 
     def ranks(self) -> list[Any]:
         """Return where ranks disagree, by step; an empty list if they do not.
@@ -258,6 +270,14 @@ class Run(Values):
         from tensortap.table.table import table_of
 
         return complete_table(self.reader) if compute else table_of(self.reader)
+
+
+class AlertList(list["Alert"]):
+    """Alerts that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        rows = [(a.step, a.rank, a.rule, a.name, a.kind.value, a.message) for a in self]
+        return html_table(rows, ("step", "rank", "rule", "name", "kind", "message"))
 
 
 def list_runs(folder: Path) -> list[dict[str, Any]]:

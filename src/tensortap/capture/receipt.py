@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 from typing import Any
 
 from tensortap.core.limits import format_size
@@ -48,6 +49,9 @@ class Receipt:
         seconds = added["seconds"] = sum(added["activities"].values())
         added["seconds_per_step"] = seconds / added["steps"] if added["steps"] else 0.0
         return dataclasses.replace(self, **added)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         tracked = f", {self.tracked:,} tracked" if self.tracked else ""

@@ -166,7 +166,8 @@ def brief(request: PageRequest) -> dict[str, Any]:
         return {}
     table = entry.peek()
     alerts = [alert for alert in table.alerts() if alert.rule not in (WHY, *LIMITS)]
-    return {"metrics": _last_numbers(table)[:1], "alerts": len(alerts)}
+    losses = [each for each in _last_numbers(table) if "loss" in each["name"].lower()]
+    return {"loss": losses[:1], "alerts": len(alerts)}
 
 
 def _last_numbers(table: Table) -> list[dict[str, Any]]:

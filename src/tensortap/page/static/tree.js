@@ -29,7 +29,7 @@ export const pill = (state) => h("span", { class: `pill ${state}`, title: STATES
 // what the list of runs can be sorted by: a text, and the key of an entry; the smallest comes first
 const SORTS = {
   "": ["newest", null], name: ["name", (entry) => entry.title], duration: ["longest", (entry) => -(entry.seconds ?? 0)],
-  loss: ["loss", (entry) => Number(entry.brief?.metrics?.[0]?.value ?? NaN)],
+  loss: ["loss", (entry) => Number(entry.brief?.loss?.[0]?.value ?? NaN)],
   alerts: ["alerts", (entry) => -(entry.brief?.alerts ?? -1)],
 };
 
@@ -43,7 +43,7 @@ function sortedEntries() {
 
 /** Age, duration, last loss and alerts of a run, in few words. */
 function briefLine({ started, seconds: time, brief }) {
-  const [metric] = brief?.metrics ?? [], last = Number(metric?.value).toPrecision(3);
+  const [metric] = brief?.loss ?? [], last = Number(metric?.value).toPrecision(3);
   return dim([
     started && age(started), time > 0 && seconds(time),
     metric && `${metric.name} ${typeof metric.value === "number" ? number(Number(last)) : metric.value}`,

@@ -210,6 +210,9 @@ class CompareReport:
 
         return as_html(self)
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         from tensortap.rooms.compare.text import report_as_plain_text
 

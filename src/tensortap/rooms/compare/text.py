@@ -46,13 +46,15 @@ def comparison_text(found: Comparison, a: str, b: str, most: int = _ROWS) -> Gro
 def report_as_plain_text(report: CompareReport) -> str:
     """Render a report without colors, wide enough for long names."""
     file = io.StringIO()
-    Console(file=file, width=160, color_system=None).print(report_text(report, 15))
+    # rich would display it itself in a notebook, a second time
+    console = Console(file=file, width=160, color_system=None, force_jupyter=False)
+    console.print(report_text(report, 15))
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
 def as_html(report: CompareReport) -> str:
     """Render a report for a notebook."""
-    console = Console(record=True, file=io.StringIO(), width=120)
+    console = Console(record=True, file=io.StringIO(), width=120, force_jupyter=False)
     console.print(report_text(report))
     return console.export_html(
         inline_styles=True,

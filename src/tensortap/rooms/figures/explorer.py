@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import html
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import anywidget
 import ipywidgets
 import numpy as np
 import plotly.graph_objects as go
@@ -29,6 +32,41 @@ _FORMATS = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32")
 _NO_FORMAT = "no format"
 _AXES = [("automatic", None), ("logarithmic", True), ("linear", False)]
 _layout = ipywidgets.Layout
+
+
+# A notebook stores the script of every widget, and that of plotly has 5 MB. Here one widget of the
+# kernel has it, and figures wait for it. Without plotly's bundle in the known form they have it.
+_BUNDLE, _, _EXPORTS = str(go.FigureWidget._esm).rpartition("export{")
+_DEFAULT = re.search(r"([\w$]+) as default\}", _EXPORTS)
+_WAIT = """
+const plotly = async () => {
+  while (!globalThis.tensortapPlotly) await new Promise((done) => setTimeout(done, 30));
+  const made = globalThis.tensortapPlotly;
+  return typeof made === "function" ? made() : made;
+};
+export default () => {
+  const widget = plotly();
+  return {
+    initialize: async (context) => (await widget).initialize?.(context),
+    render: async (context) => (await widget).render?.(context),
+  };
+};
+"""
+
+
+class FigureWidget(go.FigureWidget):  # type: ignore[misc]
+    """A figure whose script is that of `_shared_plotly`."""
+
+    _esm = go.FigureWidget._esm if _DEFAULT is None else _WAIT
+
+
+@functools.cache
+def _shared_plotly() -> tuple[Any, ...]:
+    """Return the widget that has plotly's script; one per kernel, and so per notebook."""
+    if _DEFAULT is None:
+        return ()
+    script = f"{_BUNDLE}\nglobalThis.tensortapPlotly = {_DEFAULT[1]};\nexport default {{}};\n"
+    return (type("PlotlyScript", (anywidget.AnyWidget,), {"_esm": script})(),)
 
 
 class Explorer:
@@ -58,7 +96,7 @@ class Explorer:
         self._quiet = False  # whether changes of widgets are our own
         self._shown: Figure = {"data": [], "layout": {}}
         self._loss_version = -1  # the version of the table that the loss shows
-        self.figure, self.detail, self.loss = (go.FigureWidget() for _ in range(3))
+        self.figure = self.detail = self.loss = None  # widgets, once there is something to show
         self._upper, self._middle, self._lower = (ipywidgets.VBox([]) for _ in range(3))
         self._message = ipywidgets.HTML()
         self._make_widgets(chosen)
@@ -71,11 +109,11 @@ class Explorer:
         ])  # fmt: skip
         loss = [self._upper] if curves() else []
         below = (self.step, *loss, self._message, self._middle, self._lower)
-        self.box = ipywidgets.VBox([top, *below])
+        self.box = ipywidgets.VBox([top, *below, *_shared_plotly()])
         self.draw()
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
-        for widget in (self.figure, self.detail, self.loss):
+        for widget in filter(None, (self.figure, self.detail, self.loss)):
             widget._repr_mimebundle_()  # moves changes since its creation into its state
         return self.box._repr_mimebundle_(**options)
 
@@ -248,7 +286,7 @@ class Explorer:
         A widget that is updated would show its first state when the page is loaded again. Arrays
         stay base 64: plotly would turn them into JSON, which has no NaN.
         """
-        widget, old = go.FigureWidget(themed(figure, self._theme)), box.children
+        widget, old = FigureWidget(themed(figure, self._theme)), box.children
         box.children = (widget,)
         for each in old:
             each.close()

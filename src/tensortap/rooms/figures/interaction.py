@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +30,7 @@ _VIEWS = {"scalar_line": "lines", "scalar_global_heatmap": "heatmap", "exp_hist"
 
 @checked
 def interactive(
-    f: Callable[..., Any] = plots.exp_hist,
+    f: Any = plots.scalar_global_heatmap,
     source: Any = None,
     *,
     df: Any = None,
@@ -48,11 +48,14 @@ def interactive(
 ) -> Explorer:
     """Show a figure with widgets for layers, kind, statistic, step and number format.
 
-    `f` is ``viz.scalar_line``, ``viz.scalar_global_heatmap`` or ``viz.exp_hist``; the other
-    arguments are its own. `train_stats` is a dict, a frame, a series or a dataclass of curves with
+    `f` is ``viz.scalar_line``, ``viz.exp_hist`` or ``viz.scalar_global_heatmap``, which may be left
+    out: ``viz.interactive(run)``. The other arguments are its own.
+    `train_stats` is a dict, a frame, a series or a dataclass of curves with
     ``steps``, or a run; by default the training statistics of the source. A click on a curve
     chooses the step. The button ``refresh`` reads new records.
     """
+    if source is None and not callable(f):  # interactive(run)
+        f, source = plots.scalar_global_heatmap, f
     view = _VIEWS.get(getattr(f, "__name__", ""))
     if view is None:
         raise TypeError(f"f must be viz.{', viz.'.join(_VIEWS)}; got {f!r}")

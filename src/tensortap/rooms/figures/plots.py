@@ -12,6 +12,7 @@ Each returns a plotly figure, which a notebook shows and `save` writes to a file
 from __future__ import annotations
 
 import logging
+import sys
 import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -72,7 +73,15 @@ def need_plotly() -> Any:
 
 def plotly_figure(figure: Figure, theme: str = "light") -> go.Figure:
     """Return a figure dict as a plotly figure in the colors of a theme."""
-    return need_plotly().Figure(with_arrays(themed(figure, theme)))
+    graph_objects = need_plotly()
+    if "ipykernel" in sys.modules:
+        import plotly.io as pio
+
+        # as HTML, too: else a notebook that is exported does not show it. plotly's own renderer
+        # stores one copy of its script per notebook
+        if pio.renderers.default == "plotly_mimetype":
+            pio.renderers.default = "plotly_mimetype+notebook"
+    return graph_objects.Figure(with_arrays(themed(figure, theme)))
 
 
 def source_table(source: Any, df: Any) -> Table:
