@@ -8,6 +8,7 @@ the gradient of such an input is looked at as it passes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -236,8 +237,10 @@ def on_device(tensor: torch.Tensor) -> bool:
 
 def _address(output: Any) -> int:
     """Return the address of an output that is one plain tensor; 0 for any other."""
-    plain = type(output) is torch.Tensor and (output.is_cpu or output.is_cuda)
-    return output.data_ptr() if plain else 0
+    if type(output) is torch.Tensor and (output.is_cpu or output.is_cuda):
+        with contextlib.suppress(RuntimeError):  # inside torch.func it has none
+            return int(output.data_ptr())
+    return 0
 
 
 def _is_bad(stats: Summary) -> bool:
@@ -281,6 +284,6 @@ def _worst(value: Any, known: int = 0) -> str:
         extents = [
             _range(tensor)
             for tensor in tensors
-            if not (known and local_part(tensor).data_ptr() == known)
+            if not (known and _address(local_part(tensor)) == known)
         ]
     return _read([extent for extent in extents if extent is not None])
