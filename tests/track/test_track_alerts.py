@@ -1,8 +1,11 @@
 """Alerts about a model in training: their module, and the actions on them."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import tensortap as tap
 from tensortap import alerts
@@ -273,6 +276,42 @@ class Masked(nn.Module):
         return (x + (BadBackward.apply(h) if self.fault == "after mlp" else h),)
 
 
+class Cross(nn.Module):
+    """Cross-attention by the fused kernel."""
+
+    def __init__(self, fault):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(4, 4) for _ in range(4))
+        self.fault = fault
+
+    def forward(self, x, context):
+        q, k, v = self.q(x), self.k(context), self.v(context)
+        if self.fault == "keys":
+            k = k * torch.inf
+        if self.fault == "values":
+            v = BadBackward.apply(v)
+        return self.o(nn.functional.scaled_dot_product_attention(q, k, v))
+
+
+class Crossing(nn.Module):
+    """Layers with cross-attention in checkpoints, or without; the second one has the fault."""
+
+    def __init__(self, fault, checkpointed=None):
+        super().__init__()
+        self.encoder = nn.Linear(4, 4)
+        self.layers = nn.ModuleList(Cross(each) for each in ("", fault))
+        self.fault, self.checkpointed = fault, checkpointed
+
+    def forward(self, x):
+        context = self.encoder(x) * (torch.nan if self.fault == "context" else 1)
+        for layer in self.layers:
+            if self.checkpointed is None:
+                x = x + layer(x, context)
+            else:
+                x = x + checkpoint(layer, x, context, use_reentrant=self.checkpointed)
+        return x
+
+
 class Bad(nn.Module):
     def forward(self, x):
         return BadBackward.apply(x)
@@ -362,12 +401,31 @@ def test_code_between_modules_is_named_as_the_origin_of_a_gradient():
     [
         ("between", "layers.1.attn.o_proj", "layers.1.attn", "made in Attn.forward"),
         ("after mlp", "layers.1.mlp.0", "layers.1", "the code in layers.1, after layers.1.mlp.0"),
-        ("after layer 1", "layers.1[0]", "layers.1", "the code between layers.1 and layers.2."),
+        ("after layer 1", "layers.1[0]", "Decoder", "the code between layers.1 and layers.2."),
     ],
 )
 @pytest.mark.usefixtures("anywhere")
 def test_origin_in_a_list_of_layers_with_a_mask(fault, name, origin, where):
     first = alerts_of(fault, make=Decoder)[0]
+    assert (first.name, first.origin) == (name, origin)
+    assert where in first.message
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "origin", "where"),
+    [
+        ("keys", "layers.1.o", "layers.1", "made in Cross.forward (test_track_alerts.py"),
+        ("context", "layers.0.k", "Crossing", "made in Crossing.forward (test_track_alerts.py"),
+        ("context", "layers.0.k", "Crossing", "before layers.0"),
+        ("values", "layers.1.v", "layers.1", "between layers.1.v and layers.1.o made it"),
+    ],
+)
+@pytest.mark.parametrize("checkpointed", [None, False, True])
+@pytest.mark.usefixtures("anywhere")
+def test_origin_in_cross_attention_and_checkpoints(fault, name, origin, where, checkpointed):
+    batch = torch.ones(3, 4, requires_grad=True)  # which reentrant checkpoints need
+    make = functools.partial(Crossing, checkpointed=checkpointed)
+    first = alerts_of(fault, batch, make=make)[0]
     assert (first.name, first.origin) == (name, origin)
     assert where in first.message
 

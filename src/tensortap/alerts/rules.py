@@ -130,7 +130,8 @@ def _cause(record: Record, state: RuleState, module: str) -> tuple[str, str]:
             both = not inside or last.startswith(f"{inside}.")
             place = f"in {inside}, " if inside else ""
             place += f"between {module} and {last}" if both else f"after {module}"
-            return f"{cause}: the backward pass of the code {place} made it", inside or module
+            inside = inside or tags.get("origin", module)
+            return f"{cause}: the backward pass of the code {place} made it", inside
         modules = behind.split()
         made = f"the backward pass of {' or '.join(modules)} made it"
         return f"{cause}: {made}", last if last in modules else modules[0]

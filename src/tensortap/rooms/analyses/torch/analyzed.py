@@ -36,7 +36,9 @@ from tensortap.values.torch.hidden import hide_from_compiler
 from tensortap.values.torch.shards import local_part
 from tensortap.values.torch.tensors import has_values, quiet
 
-_UNREADABLE = "sparse gradients, and what is captured into a CUDA graph, are not analyzed"
+_UNREADABLE = (
+    "sparse, nested and quantized tensors, and what is captured into a CUDA graph, are not analyzed"
+)
 _TOO_LARGE = (
     "parameters and gradients on a device take {:,} MiB, more than the {:,} MiB that are copied to "
     "be analyzed: include= selects some of them"

@@ -13,6 +13,7 @@ from tensortap.core.record import Summary
 from tensortap.rooms.health.steps import InitialWeight
 from tensortap.rooms.track.observing import tensors_in
 from tensortap.rooms.track.torch.names import Names
+from tensortap.rooms.track.torch.reading import is_plain
 from tensortap.stats.shard_digest import shard_digest
 from tensortap.values.torch.private import version_of
 from tensortap.values.torch.summarize import summarize
@@ -37,14 +38,11 @@ def initial_weights(
         if name == "weight"
     }
     for name, parameter in parameters.items():
-        if not parameter.is_floating_point():
+        # not on a device, where nobody waits for it; not lazy, quantized or a part of the whole
+        if not is_plain(parameter) or not parameter.is_floating_point():
             continue
-        if hasattr(parameter, "device_mesh"):  # of which this rank has only a part
-            continue
-        summary = summarize(parameter.detach())
-        values = view(parameter.detach())
-        if not isinstance(summary, Summary) or values is None:
-            continue  # on a device, where nobody waits for it
+        summary, values = summarize(parameter.detach()), view(parameter.detach())
+        assert isinstance(summary, Summary)
         compared = parameter.requires_grad and parameter.ndim > 1
         yield InitialWeight(
             name,

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
+from tensortap.core.errors import CaptureError
 from tensortap.core.record import Kind, Shard
 from tensortap.rooms.track.observing import Observed
 from tensortap.rooms.track.torch.layouts import first_rank, mesh_tag
 from tensortap.values.torch.shards import local_shard, waited
-from tensortap.values.torch.tensors import dtype_name
+from tensortap.values.torch.tensors import dtype_name, why_not
 
 _NO_TAGS: dict[str, str] = {}
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -58,7 +59,7 @@ class Descriptions:
         self, name: str, kind: Kind, tensor: torch.Tensor, *described: Any
     ) -> tuple[Observed, torch.Tensor]:
         """Return what the function `observed` does, with the description of the last time."""
-        if type(tensor) not in _PLAIN:
+        if type(tensor) not in _PLAIN or tensor.is_nested:
             return observed(name, kind, tensor, *described)
         known = self.of(name, kind, tensor, *described)
         return known, tensor.detach() if self._detaching else tensor
@@ -81,6 +82,8 @@ def observed(
     >>> description.dtype, description.shape, local.requires_grad
     ('float32', (2, 3), False)
     """
+    if tensor.is_nested:  # before its shape is asked for
+        raise CaptureError(why_not(tensor))
     local: Any = tensor.detach()
     tags = tags or {}
     if type(local) is not torch.Tensor:

@@ -31,7 +31,8 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return base
 
 
-_WRAPPERS = "torch._dynamo.eval_frame"  # what calls a compiled module
+# code between a module and who calls it, if it is compiled or in a checkpoint
+_WRAPPERS = ("torch._dynamo.", "torch._compile", "torch.autograd.", "torch.utils.checkpoint")
 
 
 class RunningCall(NamedTuple):
@@ -56,7 +57,7 @@ def module_calls() -> list[RunningCall]:
         if frame.f_code is codes[0]:
             local = frame.f_locals
             while above.f_back is not None and (
-                above.f_code in codes or above.f_globals.get("__name__") == _WRAPPERS
+                above.f_code in codes or above.f_globals.get("__name__", "").startswith(_WRAPPERS)
             ):
                 above = above.f_back
             inputs = local["args"], local["kwargs"]

@@ -8,6 +8,7 @@ the gradient of such an input is looked at as it passes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -139,12 +140,13 @@ class Origins:
             return {"origin": name, "where": where + made}
         target = name
         for module, caller, evidence in outer:
-            inner = unwrapped(module())
-            this = names.get(id(inner), type(inner).__name__)
+            around = unwrapped(module())
+            this = names.get(id(around), type(around).__name__)
             if this == target:  # a wrapper
                 continue
             if _read(evidence) in ("", "-Inf"):  # or a mask, which goes through all layers
-                between = f"between {last} and {target}" if last else f"before {target}"
+                inner = not last or last.startswith(f"{target}.")
+                between = f"before {target}" if inner else f"between {last} and {target}"
                 where = f"its input was {found} already, made in {caller}, {between}"
                 return {"origin": this, "where": where}
             target = this
@@ -191,9 +193,20 @@ class Origins:
                 for number, names, extent in itertools.islice(passed, count)
                 if number == this_pass and _read([extent]) not in ("", "-Inf")
             )
-            return lambda stats: _behind(next(bad, uses))
+            return lambda stats: self._behind(next(bad, uses))
         bad_pass, names = self._bad_inputs
-        return lambda stats: _behind(names if this_pass == bad_pass else uses)
+        return lambda stats: self._behind(names if this_pass == bad_pass else uses)
+
+    def _behind(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the tag of a gradient with the inner modules whose backward pass made it.
+
+        For code between modules, it is empty, and `origin` is the model itself.
+        """
+        names, model = list(dict.fromkeys(names)), self._root()
+        if not names and model is not None:
+            return {"behind": "", "origin": next(Names(model).modules())[0]}
+        inner = [n for n in names if not any(other.startswith(f"{n}.") for other in names)]
+        return {"behind": " ".join(inner)}
 
     def _check_gradient(self, tensor: torch.Tensor, names: list[str]) -> None:
         """Look at the gradient of a module's input when it is computed."""
@@ -218,17 +231,6 @@ class Origins:
             self._bad_inputs = this_pass, names
 
 
-def _behind(names: Iterable[str]) -> dict[str, str]:
-    """Return the tag of a gradient with the modules whose backward pass made it, the inner ones.
-
-    >>> _behind(["attn", "attn.q"])
-    {'behind': 'attn.q'}
-    """
-    names = list(dict.fromkeys(names))
-    inner = [n for n in names if not any(other.startswith(f"{n}.") for other in names)]
-    return {"behind": " ".join(inner)}
-
-
 def on_device(tensor: torch.Tensor) -> bool:
     """Return whether statistics of a tensor are known only later."""
     return bool(tensor.is_cuda)
@@ -236,8 +238,10 @@ def on_device(tensor: torch.Tensor) -> bool:
 
 def _address(output: Any) -> int:
     """Return the address of an output that is one plain tensor; 0 for any other."""
-    plain = type(output) is torch.Tensor and (output.is_cpu or output.is_cuda)
-    return output.data_ptr() if plain else 0
+    if type(output) is torch.Tensor and (output.is_cpu or output.is_cuda):
+        with contextlib.suppress(RuntimeError):  # inside torch.func it has none
+            return int(output.data_ptr())
+    return 0
 
 
 def _is_bad(stats: Summary) -> bool:
@@ -281,6 +285,6 @@ def _worst(value: Any, known: int = 0) -> str:
         extents = [
             _range(tensor)
             for tensor in tensors
-            if not (known and local_part(tensor).data_ptr() == known)
+            if not (known and _address(local_part(tensor)) == known)
         ]
     return _read([extent for extent in extents if extent is not None])
