@@ -27,7 +27,7 @@ def environment(name):
     extras = project["optional-dependencies"]
     needed = [
         project["dependencies"],
-        *(extras[extra] for extra in ("view", "hdf5", "video", "s3")),
+        *(extras[extra] for extra in ("view", "hdf5", "video", "notebook")),
     ]
     key = hashlib.sha256(repr((sys.version, needed)).encode()).hexdigest()
     folder, stamp = CACHE / name, CACHE / name / ".made-for"

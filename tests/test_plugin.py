@@ -50,7 +50,7 @@ def test_a_room_of_another_package(tmp_path):
     for file in ("LICENSE", "README.md", "pyproject.toml", "setup.py"):
         shutil.copy(ROOT / file, tmp_path / "tensortap")
     shutil.copytree(ROOT / "examples" / "plugin", tmp_path / "plugin")
-    with environment("plugin") as venv:
+    with environment("all") as venv:
         said = shell(
             "pip uninstall -qy tensortap tensortap-greeting\n"
             "pip install -q './tensortap[view]' ./plugin\n"
