@@ -6,7 +6,7 @@ DIST   ?= dist
 
 VENV := .venv
 BIN  := $(VENV)/bin
-PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP  := $(BIN)/python -m pip install --disable-pip-version-check
 # Pinned: a newer torch would pull gigabytes of CUDA packages.
 TORCH := torch==2.13.0
 # Reinstall when the metadata or the sources of an extension change.
@@ -127,6 +127,7 @@ $(BIN)/pip:
 
 # torch is used if it is there
 $(VENV)/.ready-demo: $(BUILD) | $(BIN)/pip
+	@echo "installing what the demo needs into $(VENV): 570 MB, a minute or two"
 	$(PIP) -e '.[view,video]'
 	@touch $@
 
@@ -135,6 +136,7 @@ $(VENV)/.ready-lint: $(BUILD) | $(BIN)/pip
 	@touch $@
 
 $(VENV)/.ready-test: $(BUILD) | $(BIN)/pip
+	@echo "installing what the tests need into $(VENV): 3.4 GB, several minutes"
 	$(PIP) -e '.[test]' $(TORCH)
 	$(PIP) --no-deps 'mup>=1'  # its torchvision has no build for this torch without CUDA
 	@touch $@ $(VENV)/.ready-demo

@@ -24,6 +24,7 @@ BLOCK = re.compile(r"^```(?:console|bash|sh|shell)\n(.*?)^```", re.DOTALL | re.M
 
 # Lines that cannot run here, each with the reason.
 CANNOT = {
+    "make demo": "installs; live/test_demo.py runs tensortap demo",
     "make check": "runs the tests, this one among them",
     "make test": "runs the tests, this one among them",
     "make sweep": "tracks hundreds of models, a dozen of which tests/sweep tracks",

@@ -245,7 +245,7 @@ def test_rejects_wrong_arguments(run_path, monkeypatch):
     with pytest.raises(NotFound, match="no Activation layer is called 'embde'"):
         viz.interactive(viz.exp_hist, run_path, layer="embde")
     monkeypatch.setitem(sys.modules, "anywidget", None)
-    with pytest.raises(MissingExtra, match=r"tensortap\[notebook\]"):
+    with pytest.raises(MissingExtra, match="pip install ipywidgets anywidget"):
         viz.interactive(viz.exp_hist, run_path)
 
 

@@ -140,5 +140,5 @@ def test_reports_provenance(tmp_path, monkeypatch):
 
 def test_names_the_extra_when_plotly_is_missing(run_path, monkeypatch):  # noqa: F811
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(tap.TensortapError, match=r"tensortap\[view\]"):
+    with pytest.raises(tap.TensortapError, match=r"pip install .*plotly"):
         report_html(run_path)

@@ -61,7 +61,23 @@ class UntrustedFile(TensortapError):
 
 
 class MissingExtra(TensortapError, ImportError):
-    """An optional library is not installed; the message names the extra to install."""
+    """An optional library is not installed; the message names the command that installs it."""
+
+    @classmethod
+    def of(cls, message: str, extra: str) -> MissingExtra:
+        """Return the error with the command for an extra.
+
+        It names packages, which works in a clone and from an index alike.
+
+        >>> MissingExtra.of("HDF5 needs h5py", "hdf5")
+        MissingExtra('HDF5 needs h5py: pip install h5py')
+        """
+        import re
+        from importlib.metadata import requires
+
+        pattern = rf"^([\w-]+).*; extra == ['\"]{extra}['\"]$"
+        names = re.findall(pattern, "\n".join(requires("tensortap") or ()), re.MULTILINE)
+        return cls(f"{message}: pip install {' '.join(names)}")
 
 
 class MissingRoom(TensortapError, LookupError):

@@ -36,9 +36,7 @@ class TypedPattern:
         try:
             import re2
         except ImportError:
-            raise MissingExtra(
-                "searching with a pattern needs google-re2: pip install 'tensortap[view]'"
-            ) from None
+            raise MissingExtra.of("searching with a pattern needs google-re2", "view") from None
         if len(text) > _MAX_LENGTH:
             raise PatternError(
                 f"a pattern has at most {_MAX_LENGTH:,} characters, got {len(text):,}"

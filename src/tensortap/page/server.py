@@ -168,7 +168,7 @@ def plotly_script() -> Path:
         path = Path(folder) / "package_data" / "plotly.min.js"
         if path.is_file():
             return path
-    raise MissingExtra("the page needs plotly: pip install 'tensortap[view]'")
+    raise MissingExtra.of("the page needs plotly", "view")
 
 
 def listen(host: str, port: int | None) -> socket.socket:

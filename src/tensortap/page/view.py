@@ -42,7 +42,7 @@ def view(
         from tensortap.page.server import Page
     except ImportError as error:
         missing = error.name or "starlette"
-        raise MissingExtra(f"the page needs {missing}: pip install 'tensortap[view]'") from None
+        raise MissingExtra.of(f"the page needs {missing}", "view") from None
     for name in (names := tuple(names)):
         if not re.fullmatch(r"[\w.-]+", name):
             raise ValueError(f"names must be host names such as 'gpu7.example.com', got {name!r}")

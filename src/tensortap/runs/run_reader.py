@@ -300,7 +300,7 @@ class _Mirror:
         try:
             import fsspec
         except ImportError:
-            raise MissingExtra(f"{url} needs fsspec: pip install 'tensortap[s3]'") from None
+            raise MissingExtra.of(f"{url} needs fsspec", "s3") from None
         self._url = url
         try:
             remote, self._root = fsspec.core.url_to_fs(url)

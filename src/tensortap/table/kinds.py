@@ -19,7 +19,7 @@ def need_pandas(what: str) -> Any:
     try:
         import pandas
     except ImportError:
-        raise MissingExtra(f"{what} needs pandas: pip install 'tensortap[view]'") from None
+        raise MissingExtra.of(f"{what} needs pandas", "view") from None
     return pandas
 
 

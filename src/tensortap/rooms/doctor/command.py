@@ -18,7 +18,8 @@ _EXTRAS = {
     "mlx": ("mlx",),
     "view": ("google-re2", "kaleido", "pandas", "plotly", "starlette", "uvicorn", "websockets"),
     "hdf5": ("h5py",),
-    "video": ("av", "Pillow", "scikit-learn"),
+    "video": ("av", "Pillow"),
+    "tsne": ("scikit-learn",),
     "notebook": ("ipywidgets", "anywidget"),
     "s3": ("fsspec", "s3fs"),
 }

@@ -66,8 +66,8 @@ def interactive(
 
         from tensortap.rooms.figures.explorer import FEW, Explorer
     except ImportError:
-        raise MissingExtra(
-            "interactive figures need ipywidgets and anywidget: pip install 'tensortap[notebook]'"
+        raise MissingExtra.of(
+            "interactive figures need ipywidgets and anywidget", "notebook"
         ) from None
     table, by_kind, metrics = plots.choose_facets(source, df, tt, layer, scalar_metric)
     if view == "heatmap" and len(by_kind) * len(metrics) > 1:

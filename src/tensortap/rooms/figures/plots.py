@@ -67,7 +67,7 @@ def need_plotly() -> Any:
     try:
         import plotly.graph_objects
     except ImportError:
-        raise MissingExtra("figures need plotly: pip install 'tensortap[view]'") from None
+        raise MissingExtra.of("figures need plotly", "view") from None
     return plotly.graph_objects
 
 
@@ -316,7 +316,7 @@ def _image(figure: go.Figure, form: str, width: int, scale: float) -> bytes:
     try:
         import kaleido
     except ImportError:
-        raise MissingExtra("images need kaleido: pip install 'tensortap[view]'") from None
+        raise MissingExtra.of("images need kaleido", "view") from None
     options = {
         "format": "jpeg" if form == "jpg" else form, "width": figure.layout.width or width,
         "height": figure.layout.height or 400, "scale": scale,

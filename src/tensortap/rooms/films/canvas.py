@@ -20,7 +20,7 @@ from tensortap.rooms.films.colors import Rgb, packed
 try:
     from PIL import Image, ImageDraw, ImageFont
 except ImportError:
-    raise MissingExtra("films need Pillow: pip install 'tensortap[video]'") from None
+    raise MissingExtra.of("films need Pillow", "video") from None
 
 Mask = NDArray[np.uint8]
 

@@ -164,9 +164,7 @@ def _tsne(data: NDArray[Any], start: NDArray[Any], *, again: bool) -> NDArray[An
         from sklearn.manifold import TSNE
         from threadpoolctl import threadpool_limits
     except ImportError:
-        raise MissingExtra(
-            "mode='tsne' needs scikit-learn: pip install 'tensortap[video]'"
-        ) from None
+        raise MissingExtra.of("mode='tsne' needs scikit-learn", "tsne") from None
     rounds = "max_iter" if hasattr(TSNE(), "max_iter") else "n_iter"  # scikit-learn 1.4
     solver = TSNE(
         init=start.astype(np.float32),

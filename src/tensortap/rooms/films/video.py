@@ -34,7 +34,7 @@ def need_av() -> Any:
     try:
         import av
     except ImportError:
-        raise MissingExtra("films need PyAV: pip install 'tensortap[video]'") from None
+        raise MissingExtra.of("films need PyAV", "video") from None
     return av
 
 

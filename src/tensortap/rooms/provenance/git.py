@@ -1,7 +1,7 @@
 """git_info.json: which commit ran, with which changes, and where it can be fetched from.
 
 ``project_git_info`` always has the same keys. Where there is no repository they are empty, and
-``status`` says why: "clean", "dirty", "bare", "not a repository" or "unknown" (with ``error``).
+``status`` says why: "clean", "dirty", "not a repository" or "unknown" (with ``error``).
 """
 
 from __future__ import annotations
@@ -75,7 +75,6 @@ def repository_info(
     try:
         common = git.text("rev-parse", "--git-common-dir")
         info["git_dir"] = str((folder / common).resolve())
-        has_work_tree = git.text("rev-parse", "--is-inside-work-tree") == "true"
     except GitFailed as error:
         if "not a git repository" in str(error):
             return {**info, "status": "not a repository", "error": f"no git repository at {folder}"}
@@ -88,8 +87,6 @@ def repository_info(
     if info["commit_id"]:
         info["git_log"] = _log(git, redactor)
     info["log_entries_count"] = len(info["git_log"])
-    if not has_work_tree:
-        return {**info, "status": "bare"}
     try:
         info["repository"] = git.text("rev-parse", "--show-toplevel")
         git = Git(Path(info["repository"]), timeout=timeout)

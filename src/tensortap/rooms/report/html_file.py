@@ -41,7 +41,7 @@ class HtmlReport:
         try:
             from plotly.offline import get_plotlyjs
         except ImportError:
-            raise MissingExtra("a report needs plotly: pip install 'tensortap[view]'") from None
+            raise MissingExtra.of("a report needs plotly", "view") from None
         scripts = (get_plotlyjs(), _static_text("report.js"))
         parts = {
             "title": escape(title),

@@ -48,7 +48,7 @@ def import_h5py() -> Any:
     try:
         import h5py
     except ImportError:
-        raise MissingExtra("HDF5 needs h5py: pip install 'tensortap[hdf5]'") from None
+        raise MissingExtra.of("HDF5 needs h5py", "hdf5") from None
     return h5py
 
 
