@@ -108,8 +108,8 @@ def lazy(package: str, names: Mapping[str, Address]) -> Callable[[str], Any]:
 
     def __getattr__(name: str) -> Any:  # noqa: N807 - what modules call it
         if name not in names:
-            here = sys.modules[package]  # for "Did you mean"
-            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=here)
+            text = f"module {package!r} has no attribute {name!r}"
+            raise AttributeError(text, name=name, obj=sys.modules[package])  # for "Did you mean"
         found = load(names[name])
         setattr(sys.modules[package], name, found)
         return found
