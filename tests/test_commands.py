@@ -52,7 +52,7 @@ WRONG = {
         "--memory": "x 0 -1 0% 999% -5GB",
     },
     "show": {
-        "--step": "x 99 -1", "--rank": "x 99 -1", "--kind": "x Weight", "--at": "x 9 0,0,0",
+        "--step": "x 99 -1", "--rank": "x 99 -1", "--kind": "x Weight",
     },
     "top": {"--interval": "x 0 -1 nan"},
     "view": {

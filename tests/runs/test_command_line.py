@@ -69,15 +69,6 @@ def test_show(folder, run):
     out, _ = tensortap(folder, "show", run, "hidden", "--step", 2, "--rank", 0, "--values")
     assert "step 2" in out
     assert "[[2. 2. 2.]" in out
-    assert "2 to 2" in out  # below the picture
-    out, _ = tensortap(folder, "show", run, "hidden", "--step", 2, "--no-picture")
-    assert "2 to 2" not in out
-    _, said = tensortap(folder, "show", run, "hidden", "--at", "0,0", code=2, real=True)
-    assert "--at 0,0: index must have 0 numbers for the shape [2, 3]" in said
-    _, said = tensortap(folder, "show", run, "loss", "--at", "0", code=2)
-    assert "'loss' is not a tensor" in said
-    _, said = tensortap(folder, "show", run, "hidden", "--at", "x", code=2)
-    assert "--at must look like 0,3, got 'x'" in said
     _, said = tensortap(folder, "show", run, "hidden", "--step", 9, code=2)
     assert "nearest captured step is 3" in said
     _, said = tensortap(folder, "show", run, "hidden", "--rank", 7, code=2)

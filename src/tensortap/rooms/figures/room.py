@@ -16,6 +16,5 @@ ROOM = Room(
     routes="tensortap.rooms.figures.routes:ROUTES",
     offers={
         "page.curves": "tensortap.rooms.figures.figures.training:training_curves",
-        "terminal picture": "tensortap.rooms.figures.terminal:heatmap",
     },
 )
