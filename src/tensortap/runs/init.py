@@ -121,6 +121,14 @@ def init(to: str | Path = "runs", *, durable: bool = False) -> Path:
         return path
 
 
+def join(path: Path) -> None:
+    """Write into a run that another process has created, as the rank of this process."""
+    global _open
+    with _lock:
+        _finish()
+        _open = OpenRun(path, *ranks.rank_and_world_size(), durable=False)
+
+
 def finish() -> None:
     """Finish the run: it is complete when this returns. Steps start at 0 again."""
     pipeline.settle()  # compiled functions may still be running, with values to capture

@@ -27,6 +27,7 @@ def run(
     folder: Path = typer.Option(Path("runs"), "--to", help="Folder for the run."),
     every: int = typer.Option(1, help="Track each n-th step."),
     analyses: bool = typer.Option(False, help="Compute norms, updates and more in these steps."),
+    show_all: bool = typer.Option(False, "--all", help="Name all rules at the end."),
 ) -> None:
     """Run a training program and track the models that torch optimizers train, with all rules.
 
@@ -46,7 +47,7 @@ def run(
     )
     if os.getpid() == process:  # not in a fork that ends as a program does
         try:
-            _report(path, found)
+            _report(path, found, show_all)
         except Exception as error:
             with contextlib.suppress(Exception):
                 message(f"{path}: cannot report: {error}; see tensortap check {path}")
@@ -57,18 +58,23 @@ def run(
     raise typer.Exit(code)
 
 
-def _report(path: Path, found: TrainedModels | None) -> None:
+def _report(path: Path, found: TrainedModels | None, show_all: bool) -> None:
     from tensortap.rooms.health.report import health_of
     from tensortap.runs.run_reader import RunReader
     from tensortap.table.table import table_of
 
-    for problem in could_not_look(found):
-        message(f"{path}: {problem}")
-    if found is not None and found.models:
-        reader = RunReader(path)
-        rows = health_of(table_of(reader), reader)
-        if any(model.steps for model in found.models) or any(row.alerts for row in rows):
-            _print(str(path), rows, stderr=True)
+    reader = RunReader(path)
+    table = table_of(reader)
+    by_others = bool(table.ranks()) and not (found and found.models)  # processes that it started
+    if not by_others:
+        for problem in could_not_look(found):
+            message(f"{path}: {problem}")
+    if by_others or (found is not None and found.models):
+        rows = health_of(table, reader)
+        stepped = by_others or any(model.steps for model in found.models if found)
+        if stepped or any(row.alerts for row in rows):
+            _print(str(path), rows, stderr=True, show_all=show_all)
+            message(f"tensortap view {path}")
 
 
 # what follows the program belongs to it
@@ -100,6 +106,7 @@ def could_not_look(found: TrainedModels | None) -> Iterator[str]:
 def check(
     run: str = typer.Argument(..., help="Folder or URL of a run, or host:port of a live session."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    show_all: bool = typer.Option(False, "--all", help="Name all rules."),
 ) -> None:
     """Show what each rule has found in a run, where, since when, and what to do.
 
@@ -115,11 +122,13 @@ def check(
     if as_json:
         print_json([row._asdict() for row in rows])
     else:
-        _print(run, rows)
+        _print(run, rows, show_all=show_all)
     raise typer.Exit(int(any(row.state == "problem" for row in rows)))
 
 
-def _print(title: str, rows: list[RuleHealth], stderr: bool = False) -> None:
+def _print(
+    title: str, rows: list[RuleHealth], *, stderr: bool = False, show_all: bool = False
+) -> None:
     from rich.console import Console
 
     from tensortap.rooms.health.report import health_text, summary_of
@@ -130,4 +139,4 @@ def _print(title: str, rows: list[RuleHealth], stderr: bool = False) -> None:
         message(head)
     else:
         console.print(head, soft_wrap=True, highlight=False, markup=False)
-    console.print(health_text(rows), soft_wrap=True, end="")
+    console.print(health_text(rows, all_rules=show_all), soft_wrap=True, end="")
