@@ -40,7 +40,7 @@ REMEDIES = {
     "inf": "See the module it began in; lower the learning rate, or scale the loss in float16.",
     "exploding": "Clip gradients, lower the learning rate, check the batch.",
     "vanishing": "Look for saturated or dead layers behind it, and for underflow in 16 bits.",
-    "dead": "Lower the learning rate, or use a leaky activation.",
+    "dead": "Lower the learning rate, or use a leaky activation; after dropout, lower its p.",
     "saturated": "Use bfloat16, or scale the tensor.",
     "constant": "Check its input and its initialization.",
     "loss_spike": "Check the batch of that step; clip gradients or lower the learning rate.",
@@ -125,7 +125,7 @@ def _blind_rules(reader: Any, active: Collection[str]) -> dict[str, str]:
         found.append(dict(line.split(": ", 1) for line in lines if ": " in line))
     if not found:
         of_steps = (rule.__name__ for rule in default_rules() if hasattr(rule, "of_steps"))
-        return dict.fromkeys(set(of_steps).intersection(active), "no training step has ended")
+        return dict.fromkeys(set(of_steps).intersection(active), "no step of a torch model has ended")
     return {rule: why for rule, why in found[-1].items() if all(rule in each for each in found)}
 
 
@@ -140,7 +140,10 @@ def rows_of(
     default = (rule.__name__ for rule in default_rules())
     names = dict.fromkeys([*found, *default, *sorted(active)])
     rows = [_row(rule, found[rule], rule in active, (blind or {}).get(rule)) for rule in names]
-    return sorted(rows, key=lambda row: list(_STYLES).index(row.state))
+    # rules over steps name causes, those over statistics what follows from them
+    causes = {rule.__name__ for rule in default_rules() if hasattr(rule, "of_steps")}
+    states = list(_STYLES)
+    return sorted(rows, key=lambda row: (states.index(row.state), row.rule not in causes))
 
 
 def _row(rule: str, alerts: list[Alert], is_active: bool, why_not: str | None) -> RuleHealth:

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from tensortap.alerts.alert import HINT
-from tensortap.core.record import Summary
+from tensortap.alerts.monitor import RuleState
+from tensortap.alerts.rules import Rule
+from tensortap.core.arguments import check_count, check_positive
+from tensortap.core.record import Kind, Record, Summary
 from tensortap.rooms.health.steps import (
     MODEL,
     Found,
@@ -137,10 +140,11 @@ def never_changes(facts: StepFacts, state: State, patience: int = 3) -> Found:
         seen = () if each.stuck is None else (each.stuck,)
         if (seen or each.name in state) and in_a_row(state, *seen, name=each.name) >= patience:
             message = (
-                "the optimizer does not change its values, although its gradient is not 0; in "
-                "16 bits, small updates are lost in rounding: keep the weights in float32, or "
-                "use a larger learning rate"
-            )
+                "the optimizer does not change its values, although its gradient is not 0; "
+                + ("in 16 bits, small updates are lost in rounding: keep the weights in float32, or "
+                   "use a larger learning rate" if each.is_short
+                   else "its updates are smaller than rounding: is the learning rate too small?")
+            )  # fmt: skip
             yield each.name, message
 
 
@@ -343,11 +347,13 @@ def gradients_in_evaluation(facts: StepFacts, state: State, patience: int = 3) -
 @rule_of_steps(HINT, "evaluation")
 def random_in_evaluation(facts: StepFacts, state: State, patience: int = 3) -> Found:
     """Give a hint if a model draws random numbers although all of it is in ``eval()`` mode."""
-    if in_a_row(state, *(each.random for each in facts.passes if not each.training)) >= patience:
+    for probe in facts.probes:
+        state["sampled"] = probe.random == "sampling"
+    is_random = (each.random for each in facts.passes if not each.training)
+    if in_a_row(state, *is_random) >= patience and not state.get("sampled"):
         message = (
             "it draws random numbers in eval() mode: F.dropout() needs training=self.training, and "
-            "scaled_dot_product_attention dropout_p=0.0; ignore this if the model samples on "
-            "purpose"
+            "scaled_dot_product_attention dropout_p=0.0"
         )
         yield MODEL, message
 
@@ -389,6 +395,22 @@ def input_scale(facts: StepFacts, state: State, factor: float = 10.0, patience: 
         message = (
             f"the model's input has a root mean square of {there:.3g} in evaluation and "
             f"{here:.3g} in training; normalize both in the same way"
+        )
+        yield MODEL, message
+
+
+@rule_of_steps(HINT, "training")
+def input_drift(facts: StepFacts, state: State, factor: float = 2.0, patience: int = 2) -> Found:
+    """Give a hint if inputs of training grow or shrink by `factor`, as data changed in place do."""
+    for each in _first_training(facts):
+        if each.input_rms:
+            first = state.setdefault("first", each.input_rms)
+            state["now"] = each.input_rms
+            in_a_row(state, not 1 / factor < each.input_rms / first < factor)
+    if in_a_row(state) >= patience:
+        message = (
+            f"its inputs have changed their root mean square from {state['first']:.3g} to "
+            f"{state['now']:.3g} during training: is the data set changed in place?"
         )
         yield MODEL, message
 
@@ -485,6 +507,11 @@ def odd_labels(facts: StepFacts, state: State, patience: int = 5) -> Found:
             if in_a_row(state, each.only is not None, name="one class") == 0:
                 classes.clear()
             classes.add(each.only)
+        looks = in_a_row(state, each.value is not None, name="looks")
+        if looks <= 3 and each.value is not None and each.counts is not None:
+            classes = int((each.counts > 0).sum())
+            if in_a_row(state, 0 <= each.value < 1e-3 and classes > 1, name="near 0") >= 3:
+                yield "loss", "it is near 0 from the start: does the input contain the labels?"
         if in_a_row(state, each.relation == "equal", name="equal") >= 2:
             message = (
                 "the labels are the same tokens as the input, not shifted by one: the model learns "
@@ -522,15 +549,19 @@ def not_learning(facts: StepFacts, state: State, share: float = 0.95, patience: 
     late = [each for each in state.get("shares", ()) if each[0] > patience // 2]
     if steps < patience or len(late) < 4:
         return
-    recent = late[-8:]
+    recent, first = late[-8:], state["shares"][:3]
     mean = sum(each[1] for each in recent) / len(recent)
-    if mean >= share:
+    before = sum(each[1] for each in first) / len(first)
+    # numbers may begin far off, and answers that move hide progress: only a loss that stays counts
+    if mean >= share and ("counts" in state or 0.95 * before <= mean):
         _, _, value, chance = recent[-1]
         rate = max(facts.rates, default=0.0)
+        frozen = sum(not each.trainable for each in facts.parameters)
+        kept = f"; {frozen} of {len(facts.parameters)} parameters are frozen" if frozen else ""
         message = (
             f"it does not learn: after {steps} steps the loss is {value:.4g}, and the best "
             f"constant answer has {chance:.4g}; check that inputs and labels belong together, "
-            f"that the input reaches the output, and the learning rate ({rate:.3g})"
+            f"that the input reaches the output, and the learning rate ({rate:.3g}){kept}"
         )
         yield "loss", message
 
@@ -684,14 +715,49 @@ def no_autocast(facts: StepFacts, state: State, patience: int = 3) -> Found:
         yield MODEL, state["message"]
 
 
+# -- statistics ----------------------------------------------------------------------------------
+
+
+def hardly_changes(steps: int = 30, share: float = 1e-5) -> Rule:
+    """Report a training in which no weight has changed by more than `share` in `steps` steps."""
+    check_count("steps", steps)
+    check_positive("share", share)
+
+    def rule(record: Record, state: RuleState) -> str | None:
+        stats, known = record.stats, vars(state.step_state)
+        if stats is None or known.get("moved"):
+            return None
+        if record.kind is Kind.WEIGHT_GRADIENT:
+            known["trained"] = known.get("trained") or stats.rm2 > 0.0
+            return None
+        now = stats.rm2, stats.min, stats.max
+        first, before = state.notes.setdefault("first", (record.step, now))
+        size = before[0]
+        if not size or not all(map(math.isfinite, now)):
+            return None
+        change = max(abs(a - b) for a, b in zip(now, before, strict=True)) / size
+        known["moved"] = change > share or record.step - first > steps
+        if change > share or record.step - first < steps or not known.get("trained"):
+            return None
+        known["moved"] = True  # one report is enough
+        return (
+            f"after {steps} steps, no weight has changed by more than {share:.0e} of its size: is "
+            "the learning rate too small, or its warmup too long?"
+        )
+
+    rule.__name__ = "hardly_changes"
+    rule.__dict__["kinds"] = frozenset((Kind.WEIGHT, Kind.WEIGHT_GRADIENT))
+    return rule
+
+
 RULES = (
     clipping(), frozen_changes(), gradient_discarded(), gradient_not_zeroed(), learning_rate(),
     mostly_frozen(), never_changes(), no_gradient(), no_optimizer(), scheduler_per_batch(),
     step_repeated(), weight_decay(), dropout_in_evaluation(), gradients_in_evaluation(),
-    initialization(), input_ignored(), input_scale(), no_autocast(), not_normalized(),
+    initialization(), input_drift(), input_ignored(), input_scale(), no_autocast(), not_normalized(),
     not_registered(), random_in_evaluation(), repeated_layer(), training_in_eval(), untied(),
     accumulation(), applied_twice(), labels_ignored(), loss_broadcasts(), not_learning(),
     not_log_probabilities(), odd_labels(), softmax_over_batch(), target_gradient(), batch_norm(),
     rows_mixed(), sees_the_future(), one_index(), padding(), same_batch(), loss_scaling(),
-    nothing_loaded(), stale_copy(),
+    nothing_loaded(), stale_copy(), hardly_changes(),
 )  # fmt: skip

@@ -41,6 +41,7 @@ class ParameterFacts(NamedTuple):
     changed: bool  # by anything
     optimized_now: bool  # the step of an optimizer changed it
     stuck: bool | None  # it did not, though the gradient is not 0; None if nobody looked
+    is_short: bool = False  # its values have 16 bits or less
 
 
 class InitialWeight(NamedTuple):
@@ -92,6 +93,7 @@ class ProbeFacts(NamedTuple):
     rows: tuple[int, ...] = ()  # those that change the outputs of other rows
     later: bool | None = None  # whether outputs depend on later places
     batch_is_first: bool = False  # whether it is certain that rows are those of the batch
+    random: str = ""  # what is random in eval() mode: "dropout" or "sampling"
 
 
 class StepFacts(NamedTuple):

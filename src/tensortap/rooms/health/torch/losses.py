@@ -312,6 +312,10 @@ class LossWatch:
         self._found += self._pending
         self._pending = []
 
+    def on_zeroed(self) -> None:
+        """Note that gradients begin anew, as in a closure: losses do not add up."""
+        self._found = [each._replace(is_mean=False) for each in self._found]
+
     def end_step(self) -> tuple[LossFacts, ...]:
         found, self._found, self._pending = self._found, [], []
         self._number += 1

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensortap.core.ranks import rank_and_world_size
 from tensortap.rooms.health.steps import ProbeFacts
@@ -59,13 +60,26 @@ def probe(module: nn.Module, args: Any, kwargs: Any) -> ProbeFacts:
             return ProbeFacts("no input has several rows")
         plain = _outputs(twin(*args, **kwargs))
         if not all(map(torch.equal, plain, _outputs(twin(*args, **kwargs)))):
-            return ProbeFacts("its output is random in eval() mode, or depends on earlier calls")
+            with _Dropped() as dropped:
+                twin(*args, **kwargs)
+            reason = "its output is random in eval() mode, or depends on earlier calls"
+            return ProbeFacts(reason, random="dropout" if dropped.found else "sampling")
         rows = [
             row for row in sorted({0, len(given) // 2, len(given) - 1})
             if _row_changes(twin, args, kwargs, given, plain, row)
         ]  # fmt: skip
         later = _depends_on_later(twin, args, kwargs, given, plain)
         return ProbeFacts("", tuple(rows), later, _batch_is_first(given, plain))
+
+
+class _Dropped(TorchDispatchMode):  # type: ignore[misc]
+    """Notes whether anything is dropped at random; a model may draw other random numbers."""
+
+    found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found |= any(word in str(func) for word in ("dropout", "bernoulli"))
+        return func(*args, **(kwargs or {}))
 
 
 def _batch_is_first(given: torch.Tensor, outputs: list[torch.Tensor]) -> bool:

@@ -209,6 +209,8 @@ class StepHooks:
                 self._undo.append(handle.remove)
 
     def _on_gradient(self, once: bool, parameter: nn.Parameter) -> None:
+        if parameter.grad is None:  # a compiled graph may give none
+            return
         self._with_gradient.add(id(parameter))
         if once and (handle := self._handles.pop(id(parameter), None)) is not None:
             handle.remove()
@@ -264,6 +266,7 @@ class StepHooks:
         self._passes.on_computed()
 
     def _on_zero_grad(self, optimizer: Any) -> None:
+        self._losses.on_zeroed()
         watched = self._watched.get(id(optimizer), ())
         for gradient in watched:
             gradient.on_zeroed()
@@ -334,6 +337,7 @@ class StepHooks:
                 self._versions.get(name) != versions[name],
                 number in self._optimized,
                 self._stuck.get(number),
+                parameter.element_size() < 4,
             )
             for name, parameter in parameters.items()
         )

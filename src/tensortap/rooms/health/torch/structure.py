@@ -36,6 +36,11 @@ def initial_weights(
         for name, parameter in layer.named_parameters(recurse=False)
         if name == "weight"
     }
+    stacks = nn.TransformerEncoder, nn.TransformerDecoder  # they copy one layer
+    copied = {
+        id(each) for layer in root.modules() if isinstance(layer, stacks)
+        for each in layer.parameters()
+    }  # fmt: skip
     for name, parameter in parameters.items():
         if not parameter.is_floating_point():
             continue
@@ -45,7 +50,7 @@ def initial_weights(
         values = view(parameter.detach())
         if not isinstance(summary, Summary) or values is None:
             continue  # on a device, where nobody waits for it
-        compared = parameter.requires_grad and parameter.ndim > 1
+        compared = parameter.requires_grad and parameter.ndim > 1 and id(parameter) not in copied
         yield InitialWeight(
             name,
             parameter.ndim,
