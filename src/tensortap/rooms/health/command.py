@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,7 +18,7 @@ from tensortap.core.errors import TensortapError
 
 if TYPE_CHECKING:
     from tensortap.rooms.health.report import RuleHealth
-    from tensortap.rooms.health.torch.finding import TrainedModels
+    from tensortap.rooms.health.torch.finding import TrainedModel, TrainedModels
 
 
 def run(
@@ -28,6 +30,7 @@ def run(
     every: int = typer.Option(1, help="Track each n-th step."),
     analyses: bool = typer.Option(False, help="Compute norms, updates and more in these steps."),
     show_all: bool = typer.Option(False, "--all", help="Name all rules at the end."),
+    view: bool = typer.Option(False, "--view", help="Open the page while the program trains."),
 ) -> None:
     """Run a training program and track the models that torch optimizers train, with all rules.
 
@@ -40,12 +43,19 @@ def run(
         raise TensortapError(f"no file {program[0]}; -m runs a module")
     if every < 1:
         raise TensortapError(f"--every must be at least 1, got {every}")
-    options = {"alerts": True, "every": every} | ({"analyses": True} if analyses else {})
+    options: dict[str, Any] = {"alerts": True, "every": every, "shows": _Progress()}
+    options |= {"analyses": True} if analyses else {}
     process = os.getpid()
+    page = None
+    if view:
+        words = "-m", "tensortap", "view", str(folder.absolute())
+        page = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
     path, code, found = run_program(
         program, module=module, folder=folder.absolute(), options=options
     )
     if os.getpid() == process:  # not in a fork that ends as a program does
+        if page is not None:
+            page.terminate()
         try:
             _report(path, found, show_all)
         except Exception as error:
@@ -56,6 +66,37 @@ def run(
         except Exception:  # the program has closed it: Python would exit with 120
             sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     raise typer.Exit(code)
+
+
+class _Progress:
+    """Says which model is tracked, and shows step and loss in the title of the terminal.
+
+    A title never mixes with what the program prints.
+    """
+
+    def __init__(self) -> None:
+        self._next = 0.0
+        self._said = False
+
+    def __call__(self, model: TrainedModel) -> None:
+        tracker = model.tracker
+        if tracker is None:
+            return
+        if not self._said:
+            self._said = True
+            every = tracker._observer.options.every
+            steps = "every step" if every == 1 else f"each {every}th step"
+            place = "" if tracker.path is None else f" into {tracker.path}"
+            rules = len(tracker._observer.rules)
+            message(f"tracks {model.title} in {steps} with {rules} rules{place}")
+        elif time.monotonic() >= self._next and sys.stderr is not None and sys.stderr.isatty():
+            self._next = time.monotonic() + 0.25
+            alerts = len(tracker.alerts)
+            shown = f"step {model.steps} · loss {model.loss:.4g} · {model.speed:.3g} steps/s"
+            shown += f" · {alerts} alerts" if alerts else ""
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write(f"\x1b]2;{shown}\x07")
+                sys.stderr.flush()
 
 
 def _report(path: Path, found: TrainedModels | None, show_all: bool) -> None:

@@ -101,9 +101,8 @@ class _Target:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         def open_run() -> None:
-            rank, world_size = rank_and_world_size()
             nonlocal path
-            if world_size > 1:
+            if rank_and_world_size()[1] > 1:
                 join(path)
             else:
                 path = init(path.parent)

@@ -125,7 +125,9 @@ def _blind_rules(reader: Any, active: Collection[str]) -> dict[str, str]:
         found.append(dict(line.split(": ", 1) for line in lines if ": " in line))
     if not found:
         of_steps = (rule.__name__ for rule in default_rules() if hasattr(rule, "of_steps"))
-        return dict.fromkeys(set(of_steps).intersection(active), "no step of a torch model has ended")
+        return dict.fromkeys(
+            set(of_steps).intersection(active), "no step of a torch model has ended"
+        )
     return {rule: why for rule, why in found[-1].items() if all(rule in each for each in found)}
 
 

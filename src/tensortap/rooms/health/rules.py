@@ -139,13 +139,14 @@ def never_changes(facts: StepFacts, state: State, patience: int = 3) -> Found:
     for each in facts.parameters:
         seen = () if each.stuck is None else (each.stuck,)
         if (seen or each.name in state) and in_a_row(state, *seen, name=each.name) >= patience:
-            message = (
-                "the optimizer does not change its values, although its gradient is not 0; "
-                + ("in 16 bits, small updates are lost in rounding: keep the weights in float32, or "
-                   "use a larger learning rate" if each.is_short
-                   else "its updates are smaller than rounding: is the learning rate too small?")
-            )  # fmt: skip
-            yield each.name, message
+            why = "its updates are smaller than rounding: is the learning rate too small?"
+            if each.is_short:
+                why = (
+                    "in 16 bits, small updates are lost in rounding: keep the weights in float32, "
+                    "or use a larger learning rate"
+                )
+            message = "the optimizer does not change its values, although its gradient is not 0"
+            yield each.name, f"{message}; {why}"
 
 
 @rule_of_steps(HINT)
@@ -469,9 +470,10 @@ def loss_broadcasts(facts: StepFacts, state: State, patience: int = 2) -> Found:
 @rule_of_steps(HINT, "graph")
 def target_gradient(facts: StepFacts, state: State, patience: int = 3) -> Found:
     """Give a hint if gradients flow through the target of a loss."""
-    if facts.losses and in_a_row(
-        state, any(each.target_needs_gradient for each in facts.losses)
-    ) >= patience:
+    if (
+        facts.losses
+        and in_a_row(state, any(each.target_needs_gradient for each in facts.losses)) >= patience
+    ):
         message = (
             "gradients flow through the target of the loss as well; compute it in "
             "torch.no_grad(), or detach() it, unless both sides are to be trained"
@@ -672,7 +674,7 @@ def padding(facts: StepFacts, state: State, patience: int = 3) -> Found:
         yield MODEL, message
 
 
-# -- what only `tensortap run` sees ----------------------------------------------------------------
+# -- what only `tensortap run` sees ---------------------------------------------------------------
 
 
 @rule_of_steps(needs="run")

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import sys
+import time
 import weakref
 from collections.abc import Callable, Container, Iterable
 from typing import Any
@@ -23,6 +25,7 @@ from torch.optim.optimizer import (
 )
 
 from tensortap.capture.pipeline import pipeline
+from tensortap.core.ranks import rank_and_world_size
 from tensortap.rooms.health.steps import StepMonitor
 from tensortap.rooms.health.torch.losses import on_backward
 from tensortap.rooms.track.observer import is_tracking
@@ -184,6 +187,10 @@ class TrainedModel:
         self._numbers: dict[int, int] = {}  # of their losses
         self._losses: dict[int, float] = {}  # those of this step, by number
         self.steps = self.losses = 0
+        self.title = ""
+        self.loss = self.speed = math.nan  # the latest loss, and steps per second
+        self.show: Callable[[TrainedModel], None] | None = None
+        self._time = time.perf_counter()
         self.last = 0  # steps of the program until its last one
 
     def before_step(self, optimizer: Optimizer) -> None:
@@ -207,12 +214,19 @@ class TrainedModel:
         metrics |= {
             _numbered("lr", number): rate for number, rate in enumerate(rates[:_MOST_RATES])
         }
+        now = time.perf_counter()
+        self.speed = 1.0 / max(now - self._time, 1e-9)
+        self._time = now
+        metrics["steps_per_second"] = self.speed
+        self.loss = self._losses.get(0, self.loss)
         self.steps += 1
         self.losses += len(self._losses)
         self._losses.clear()
         self._expected, self._made = self._made, set()
         if self.tracker is not None:
             self.tracker.step(**metrics)
+        if self.show is not None:
+            self.show(self)
 
     def end(self) -> None:
         if self._made:
@@ -231,8 +245,10 @@ class TrainedModels:
     """Tracks the models of a program while it is attached."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self._options = {name: each for name, each in options.items() if name != "opens"}
+        own = "opens", "shows"
+        self._options = {name: each for name, each in options.items() if name not in own}
         self._open_run: Callable[[], None] | None = options.get("opens")  # with the first model
+        self._show = options.get("shows")  # called with a model when it begins, and at each step
         self._modules = Modules()
         self._undo: list[Callable[[], None]] = []
         # optimizers without a model → how many steps there were when they were created
@@ -468,6 +484,10 @@ class TrainedModels:
             if isinstance(listener, StepMonitor):
                 listener.notes = self.notes
         self._model_of.update((id(each), self.models[-1]) for each in optimizers)
+        if self._show is not None and rank_and_world_size()[0] == 0:
+            self.models[-1].title = ", ".join(type(each).__name__ for each in models)
+            self.models[-1].show = self._show
+            self._show(self.models[-1])
 
     def _find_copies(self, model: TrainedModel) -> None:
         """Note modules that no optimizer trains and that have the parameters of a trained one."""

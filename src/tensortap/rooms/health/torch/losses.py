@@ -26,8 +26,10 @@ _PASSED = (  # nodes that change no value, or only its scale
     "Expand", "Alias", "Stack", "Cat", "Pow", "Abs", "Where", "MaskedFill", "Gather", "Unbind",
     "Split", "Log", "IndexSelect", "Sqrt", "Masked", "MaskedSelect",
 )  # fmt: skip
-_SHAPED = ("View", "UnsafeView", "Reshape", "Permute", "Transpose", "T", "Unsqueeze", "Squeeze",
-           "Index", "Slice", "Select", "ToCopy", "Clone", "Alias", "Gather", "MaskedSelect")  # fmt: skip
+_SHAPED = (  # those that keep the values
+    "View", "UnsafeView", "Reshape", "Permute", "Transpose", "T", "Unsqueeze", "Squeeze", "Index",
+    "Slice", "Select", "ToCopy", "Clone", "Alias", "Gather", "MaskedSelect",
+)  # fmt: skip
 _CLASSES = ("NllLoss", "NllLoss2D")
 _BINARY = ("BinaryCrossEntropyWithLogits", "BinaryCrossEntropy")
 _DISTANCES = ("MseLoss", "SmoothL1Loss", "HuberLoss")
@@ -45,7 +47,7 @@ def on_backward(listener: Callable[[Any], None]) -> Callable[[], None]:
 
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            for listen in list(_listeners):
+            for listen in _listeners:
                 listen(tensors)
             return original(tensors, *args, **kwargs)
 
@@ -127,11 +129,6 @@ def _before(node: Any) -> str:
         if _name(node) not in _SHAPED:
             return _name(node)
     return ""
-
-
-def _input(node: Any, name: str) -> Any:
-    inner = [each for each, _ in node.next_functions if each is not None]
-    return inner[0] if inner and _name(inner[0]) == name else None
 
 
 def saved(node: Any, name: str) -> torch.Tensor | None:

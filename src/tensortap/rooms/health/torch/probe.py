@@ -53,7 +53,7 @@ def _free_memory() -> int:
 def probe(module: nn.Module, args: Any, kwargs: Any) -> ProbeFacts:
     """Call a copy of a module in `eval()` mode with changed inputs, and say what changes."""
     with _undisturbed():
-        twin = copy.deepcopy(module).eval()
+        twin = _twin(module, {}).eval()
         args, kwargs = copy.deepcopy((_detached(args), _detached(kwargs)))
         given = _changeable(args, kwargs)
         if given is None:
@@ -72,6 +72,18 @@ def probe(module: nn.Module, args: Any, kwargs: Any) -> ProbeFacts:
         return ProbeFacts("", tuple(rows), later, _batch_is_first(given, plain))
 
 
+def _twin(module: Any, memo: dict[int, Any]) -> Any:
+    """Return a deep copy of a module, without running code of it."""
+    if id(module) in memo or module is None:
+        return memo.get(id(module))
+    twin = memo[id(module)] = object.__new__(type(module))
+    own = vars(module)
+    parts = {name: _twin(part, memo) for name, part in own["_modules"].items()}
+    state = {name: each for name, each in own.items() if name != "_modules"}
+    vars(twin).update(copy.deepcopy(state, memo), _modules=parts)
+    return twin
+
+
 class _Dropped(TorchDispatchMode):  # type: ignore[misc]
     """Notes whether anything is dropped at random; a model may draw other random numbers."""
 
@@ -88,13 +100,15 @@ def _batch_is_first(given: torch.Tensor, outputs: list[torch.Tensor]) -> bool:
     Otherwise nobody knows which of the two dimensions is that of the batch.
     """
     own = [each for each in outputs if each.ndim and len(each) == len(given)]
-    return bool(own) and not any(given.ndim > 1 and each.shape[1:2] == given.shape[1:2] for each in own)
+    return bool(own) and not any(
+        given.ndim > 1 and each.shape[1:2] == given.shape[1:2] for each in own
+    )
 
 
 def compare_modes(module: nn.Module, args: Any, kwargs: Any) -> float | None:
     """Return how far outputs are with batch norm in `train()` and in `eval()`; 1 is their size."""
     with _undisturbed():
-        twin = copy.deepcopy(module).eval()
+        twin = _twin(module, {}).eval()
         args, kwargs = copy.deepcopy((_detached(args), _detached(kwargs)))
         evaluated = _outputs(twin(*args, **kwargs))
         for each in twin.modules():
@@ -148,7 +162,12 @@ def _outputs(output: Any) -> list[torch.Tensor]:
 
 
 def _row_changes(
-    twin: nn.Module, args: Any, kwargs: Any, given: torch.Tensor, plain: list[torch.Tensor], row: int
+    twin: nn.Module,
+    args: Any,
+    kwargs: Any,
+    given: torch.Tensor,
+    plain: list[torch.Tensor],
+    row: int,
 ) -> bool:
     """Return whether another row of the input changes outputs of the other rows."""
     other = next((n for n in range(len(given)) if (given[n] != given[row]).any()), None)

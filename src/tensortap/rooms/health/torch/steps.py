@@ -376,7 +376,6 @@ class StepHooks:
         self._forget()
         self._check(facts)
 
-
     def _seen(self) -> frozenset[str]:
         """Return what there was to look at until now."""
         passes, losses = self._passes, self._losses
