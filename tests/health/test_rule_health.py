@@ -61,7 +61,23 @@ def test_rules_that_found_something_come_first(bad_run):
     assert (first.name, first.step, first.alerts, first.rank) == ("2.weight", 2, 2, 0)
     assert "in no optimizer" in first.message
     assert first.remedy == REMEDIES["no_optimizer"]
-    assert {row.state for row in rows[2:]} == {"fine"}
+    assert {row.state for row in rows[2:]} == {"blind", "fine"}
+
+
+def test_a_rule_that_had_nothing_to_look_at_says_why(bad_run):
+    run = tap.open(bad_run)
+    rows = {row.rule: row for row in health_of(run.table(), run.reader)}
+    assert rows["gradient_discarded"].state == "fine"
+    why = {rule: rows[rule].message for rule in ("dropout_in_evaluation", "not_learning")}
+    assert why == {
+        "dropout_in_evaluation": "the model was not evaluated",
+        "not_learning": "the loss shows no labels",
+    }
+    assert all(row.state == "blind" for rule, row in rows.items() if rule in why)
+    shown = health_text(list(rows.values()), all_rules=False).plain
+    assert "○ could not look: " in shown
+    assert "fine:" not in shown
+    assert len(shown.splitlines()) <= 8
 
 
 def test_a_rule_that_was_not_active_is_unknown(tmp_path):

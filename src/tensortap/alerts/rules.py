@@ -141,6 +141,8 @@ def _cause(record: Record, state: RuleState, module: str) -> tuple[str, str]:
         if not state.seen_finite:
             return "it was so when it was first observed", module
         return "everything before it in this step was finite, so the update made it", module
+    if not step_state.outputs:  # as where a JAX program hands over nothing but its states
+        return "no output before it in this step was observed", ""
     return "all tensors before it in this step were finite", ""
 
 

@@ -144,6 +144,14 @@ def _as_json(config: Mapping[str, Any]) -> Any:
     return content
 
 
+def join(path: Path) -> None:
+    """Write into a run that another process has created, as the rank of this process."""
+    global _open
+    with _lock:
+        _finish()
+        _open = OpenRun(path, *ranks.rank_and_world_size(), durable=False)
+
+
 def finish() -> None:
     """Finish the run: it is complete when this returns. Steps start at 0 again."""
     _settle_and_finish("")

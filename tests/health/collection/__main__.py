@@ -37,6 +37,7 @@ def programs() -> list[dict[str, Any]]:
 def verdict_of(text: str) -> tuple[list[str], list[str]]:
     """Split what the command printed into alerts and hints; the head says how many there are."""
     heads = re.findall(r"of \d+ rules, (.*)", text)
+    text = re.sub(r"^(○|tensortap:) .*", "", text, flags=re.M)  # no findings
     blocks = re.split(r"^● ", text, flags=re.M)[1:]
     if len(heads) != 1:  # several runs, or nothing was tracked
         return [block for block in blocks if not block.startswith("fine:")], []

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,7 +18,7 @@ from tensortap.core.errors import TensortapError
 
 if TYPE_CHECKING:
     from tensortap.rooms.health.report import RuleHealth
-    from tensortap.rooms.health.torch.finding import TrainedModels
+    from tensortap.rooms.health.torch.finding import TrainedModel, TrainedModels
 
 
 def run(
@@ -27,6 +29,8 @@ def run(
     folder: Path = typer.Option(Path("runs"), "--to", help="Folder for the run."),
     every: int = typer.Option(1, help="Track each n-th step."),
     analyses: bool = typer.Option(False, help="Compute norms, updates and more in these steps."),
+    show_all: bool = typer.Option(False, "--all", help="Name all rules at the end."),
+    view: bool = typer.Option(False, "--view", help="Open the page while the program trains."),
 ) -> None:
     """Run a training program and track the models that torch optimizers train, with all rules.
 
@@ -39,14 +43,21 @@ def run(
         raise TensortapError(f"no file {program[0]}; -m runs a module")
     if every < 1:
         raise TensortapError(f"--every must be at least 1, got {every}")
-    options = {"alerts": True, "every": every} | ({"analyses": True} if analyses else {})
+    options: dict[str, Any] = {"alerts": True, "every": every, "shows": _Progress()}
+    options |= {"analyses": True} if analyses else {}
     process = os.getpid()
+    page = None
+    if view:
+        words = "-m", "tensortap", "view", str(folder.absolute())
+        page = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
     path, code, found = run_program(
         program, module=module, folder=folder.absolute(), options=options
     )
     if os.getpid() == process:  # not in a fork that ends as a program does
+        if page is not None:
+            page.terminate()
         try:
-            _report(path, found)
+            _report(path, found, show_all)
         except Exception as error:
             with contextlib.suppress(Exception):
                 message(f"{path}: cannot report: {error}; see tensortap check {path}")
@@ -57,18 +68,54 @@ def run(
     raise typer.Exit(code)
 
 
-def _report(path: Path, found: TrainedModels | None) -> None:
+class _Progress:
+    """Says which model is tracked, and shows step and loss in the title of the terminal.
+
+    A title never mixes with what the program prints.
+    """
+
+    def __init__(self) -> None:
+        self._next = 0.0
+        self._said = False
+
+    def __call__(self, model: TrainedModel) -> None:
+        tracker = model.tracker
+        if tracker is None:
+            return
+        if not self._said:
+            self._said = True
+            every = tracker._observer.options.every
+            steps = "every step" if every == 1 else f"each {every}th step"
+            place = "" if tracker.path is None else f" into {tracker.path}"
+            rules = len(tracker._observer.rules)
+            message(f"tracks {model.title} in {steps} with {rules} rules{place}")
+        elif time.monotonic() >= self._next and sys.stderr is not None and sys.stderr.isatty():
+            self._next = time.monotonic() + 0.25
+            alerts = len(tracker.alerts)
+            shown = f"step {model.steps} · loss {model.loss:.4g} · {model.speed:.3g} steps/s"
+            shown += f" · {alerts} alerts" if alerts else ""
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write(f"\x1b]2;{shown}\x07")
+                sys.stderr.flush()
+
+
+def _report(path: Path, found: TrainedModels | None, show_all: bool) -> None:
     from tensortap.rooms.health.report import health_of
     from tensortap.runs.run_reader import RunReader
     from tensortap.table.table import table_of
 
-    for problem in could_not_look(found):
-        message(f"{path}: {problem}")
-    if found is not None and found.models:
-        reader = RunReader(path)
-        rows = health_of(table_of(reader), reader)
-        if any(model.steps for model in found.models) or any(row.alerts for row in rows):
-            _print(str(path), rows, stderr=True)
+    reader = RunReader(path)
+    table = table_of(reader)
+    by_others = bool(table.ranks()) and not (found and found.models)  # processes that it started
+    if not by_others:
+        for problem in could_not_look(found):
+            message(f"{path}: {problem}")
+    if by_others or (found is not None and found.models):
+        rows = health_of(table, reader)
+        stepped = by_others or any(model.steps for model in found.models if found)
+        if stepped or any(row.alerts for row in rows):
+            _print(str(path), rows, stderr=True, show_all=show_all)
+            message(f"tensortap view {path}")
 
 
 # what follows the program belongs to it
@@ -100,6 +147,7 @@ def could_not_look(found: TrainedModels | None) -> Iterator[str]:
 def check(
     run: str = typer.Argument(..., help="Folder or URL of a run, or host:port of a live session."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    show_all: bool = typer.Option(False, "--all", help="Name all rules."),
 ) -> None:
     """Show what each rule has found in a run, where, since when, and what to do.
 
@@ -115,11 +163,13 @@ def check(
     if as_json:
         print_json([row._asdict() for row in rows])
     else:
-        _print(run, rows)
+        _print(run, rows, show_all=show_all)
     raise typer.Exit(int(any(row.state == "problem" for row in rows)))
 
 
-def _print(title: str, rows: list[RuleHealth], stderr: bool = False) -> None:
+def _print(
+    title: str, rows: list[RuleHealth], *, stderr: bool = False, show_all: bool = False
+) -> None:
     from rich.console import Console
 
     from tensortap.rooms.health.report import health_text, summary_of
@@ -130,4 +180,4 @@ def _print(title: str, rows: list[RuleHealth], stderr: bool = False) -> None:
         message(head)
     else:
         console.print(head, soft_wrap=True, highlight=False, markup=False)
-    console.print(health_text(rows), soft_wrap=True, end="")
+    console.print(health_text(rows, all_rules=show_all), soft_wrap=True, end="")

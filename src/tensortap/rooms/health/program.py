@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import logging
 import runpy
@@ -10,10 +11,12 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensortap.runs.init import finish_at_exit, init, opened
+from tensortap.core.ranks import rank_and_world_size
+from tensortap.runs.init import finish, finish_at_exit, init, join, opened
 
 if TYPE_CHECKING:
     from tensortap.rooms.health.torch.finding import TrainedModels
@@ -28,33 +31,92 @@ def run_program(
 
     `module` is as ``python -m``. `options` are those of `track`. Models are those that torch
     optimizers train; None if the program did not import torch. A program that tracks by itself is
-    left alone.
+    left alone. Processes that it starts with `multiprocessing` are tracked, too: ranks of one job
+    write into the run, others into runs of their own.
     """
-    path = init(folder)
-    found: list[TrainedModels] = []
-
-    def begin() -> None:
-        from tensortap.rooms.health.torch.finding import TrainedModels
-
-        found.append(TrainedModels(options))
-        found[0].attach()
-
-    if "torch" in sys.modules:
-        begin()
-    else:
-        sys.meta_path.insert(0, _AfterImport("torch", begin))
+    watching = _Watching(init(folder), options)
+    watching.begin()
     try:
         code = _execute(words, module)
     finally:
+        watching.end()
+    return watching.path, code, watching.found
+
+
+class _Watching:
+    """Looks for the models of this process, and of those that it starts."""
+
+    def __init__(self, path: Path, options: dict[str, Any]) -> None:
+        self.path, self._options = path, options
+        self.found: TrainedModels | None = None
+        self._start: Any = None
+
+    def begin(self) -> None:
+        if "torch" in sys.modules:
+            self._look()
+        else:
+            sys.meta_path.insert(0, _AfterImport("torch", self._look))
+        self._start = start = BaseProcess.start
+        watching = self
+
+        @functools.wraps(start)
+        def wrapped(process: BaseProcess) -> None:
+            watching.before_start(process)
+            start(process)
+
+        BaseProcess.start = wrapped  # type: ignore[method-assign]
+
+    def _look(self) -> None:
+        from tensortap.rooms.health.torch.finding import TrainedModels
+
+        self.found = TrainedModels(self._options)
+        self.found.attach()
+
+    def before_start(self, process: Any) -> None:
+        """Have a new process look for models, too; workers of data loaders train none."""
+        target = vars(process).get("_target")
+        if target is None or getattr(target, "__module__", "").startswith("torch.utils.data"):
+            return
+        if opened() is not None and not (self.found and self.found.models):
+            finish()  # so that rank 0 among the new processes can write into it
+        process._target = _Target(target, self.path, self._options)
+
+    def end(self) -> None:
         sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, _AfterImport)]
-    try:
-        for models in found:
-            models.detach()
-        if opened() is not None:
-            finish_at_exit()
-    except Exception:
-        log.exception("tensortap: the run %s is not complete", path)
-    return path, code, found[0] if found else None
+        BaseProcess.start = self._start  # type: ignore[method-assign]
+        try:
+            if self.found is not None:
+                self.found.detach()
+            if opened() is not None:
+                finish_at_exit()
+        except Exception:
+            log.exception("tensortap: the run %s is not complete", self.path)
+
+
+class _Target:
+    """The function of a process that is started, which looks for models while it runs."""
+
+    def __init__(self, target: Callable[..., Any], path: Path, options: dict[str, Any]) -> None:
+        self._target, self._path, self._options = target, path, options
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        def open_run() -> None:
+            nonlocal path
+            if rank_and_world_size()[1] > 1:
+                join(path)
+            else:
+                path = init(path.parent)
+
+        path = self._path
+        watching = _Watching(path, {**self._options, "opens": open_run})
+        watching.begin()
+        try:
+            return self._target(*args, **kwargs)
+        finally:
+            watching.end()
+            if watching.found is not None and watching.found.problems:
+                for problem in watching.found.problems:
+                    log.warning("tensortap: tracking failed: %s", problem)
 
 
 class _AfterImport:

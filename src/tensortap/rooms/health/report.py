@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 import inspect
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rich.text import Text
 
@@ -16,27 +16,33 @@ from tensortap.alerts.alert import HINT, WHY
 from tensortap.alerts.rules import LIMITS, active_rules
 from tensortap.api.run_alerts import alert_finders, rule_alerts, run_alerts
 from tensortap.core.files import plain
+from tensortap.rooms.health.steps import BLIND_RULES
 from tensortap.rooms.report.html_file import escape, section
 from tensortap.table.table import Table
 
 if TYPE_CHECKING:
     from tensortap.rooms.report.run_report import RunReport, Section
 
-State = Literal["problem", "hint", "fine", "unknown"]
-_STYLES: dict[State, str] = {"problem": "red", "hint": "yellow", "fine": "green", "unknown": "dim"}
+State = Literal["problem", "hint", "blind", "fine", "unknown"]
+_STYLES: dict[State, str] = {
+    "problem": "red", "hint": "yellow", "blind": "dim", "fine": "green", "unknown": "dim",
+}  # fmt: skip
 """The states, worst first, and their colors in a terminal."""
 _WORDS: dict[State, str] = {
-    "problem": "found a problem", "hint": "gave a hint", "fine": "found nothing",
-    "unknown": "not active",
+    "problem": "found a problem", "hint": "gave a hint", "blind": "could not look",
+    "fine": "found nothing", "unknown": "not active",
 }  # fmt: skip
-_OTHERS: tuple[tuple[State, str], ...] = (("fine", "fine"), ("unknown", "not active"))
+_OTHERS: tuple[tuple[State, str], ...] = (
+    ("blind", "could not look"), ("fine", "fine"), ("unknown", "not active"),
+)  # fmt: skip
+_MOST_LINES = 7  # of findings, in a verdict of ten
 
 REMEDIES = {
     "nan": "See the module it began in; tap.blackbox(step, model, optimizer) names the operation.",
     "inf": "See the module it began in; lower the learning rate, or scale the loss in float16.",
     "exploding": "Clip gradients, lower the learning rate, check the batch.",
     "vanishing": "Look for saturated or dead layers behind it, and for underflow in 16 bits.",
-    "dead": "Lower the learning rate, or use a leaky activation.",
+    "dead": "Lower the learning rate, or use a leaky activation; after dropout, lower its p.",
     "saturated": "Use bfloat16, or scale the tensor.",
     "constant": "Check its input and its initialization.",
     "loss_spike": "Check the batch of that step; clip gradients or lower the learning rate.",
@@ -92,7 +98,8 @@ def looks_for(rule: str) -> str:
 class RuleHealth(NamedTuple):
     """The findings of one rule in a run: its first alert, and the number of alerts.
 
-    `state` is ``"unknown"`` if the rule was not active.
+    `state` is ``"unknown"`` if the rule was not active, and ``"blind"`` if it had nothing to look
+    at; then `message` is the reason.
     """
 
     rule: str
@@ -121,10 +128,27 @@ def health_of(
         alerts += rule_alerts(table, True)
         active = {rule.__name__ for rule in default_rules() if not hasattr(rule, "of_steps")}
     active.update(rule for finder in alert_finders(table) for rule in finder.rules)
-    return rows_of([*alerts, *table.alerts(HINT)], active)
+    return rows_of([*alerts, *table.alerts(HINT)], active, _blind_rules(reader, active))
 
 
-def rows_of(alerts: Iterable[Alert], active: Collection[str]) -> list[RuleHealth]:
+def _blind_rules(reader: Any, active: Collection[str]) -> dict[str, str]:
+    """Return the rules that no tracker of a run had anything to look at for, and why."""
+    found: list[dict[str, str]] = []
+    for record in reader.records(BLIND_RULES) if hasattr(reader, "load") else ():
+        value = reader.load(record).value
+        lines = value.splitlines() if isinstance(value, str) else ()
+        found.append(dict(line.split(": ", 1) for line in lines if ": " in line))
+    if not found:
+        of_steps = (rule.__name__ for rule in default_rules() if hasattr(rule, "of_steps"))
+        return dict.fromkeys(
+            set(of_steps).intersection(active), "no step of a torch model has ended"
+        )
+    return {rule: why for rule, why in found[-1].items() if all(rule in each for each in found)}
+
+
+def rows_of(
+    alerts: Iterable[Alert], active: Collection[str], blind: Mapping[str, str] | None = None
+) -> list[RuleHealth]:
     """Return a row for each rule that raised an alert, was active, or is active by default."""
     found = collections.defaultdict(list)
     for alert in alerts:
@@ -132,12 +156,17 @@ def rows_of(alerts: Iterable[Alert], active: Collection[str]) -> list[RuleHealth
             found[alert.rule].append(alert)
     default = (rule.__name__ for rule in default_rules())
     names = dict.fromkeys([*found, *default, *sorted(active)])
-    rows = [_row(rule, found[rule], rule in active) for rule in names]
-    return sorted(rows, key=lambda row: list(_STYLES).index(row.state))
+    rows = [_row(rule, found[rule], rule in active, (blind or {}).get(rule)) for rule in names]
+    # rules over steps name causes, those over statistics what follows from them
+    causes = {rule.__name__ for rule in default_rules() if hasattr(rule, "of_steps")}
+    states = list(_STYLES)
+    return sorted(rows, key=lambda row: (states.index(row.state), row.rule not in causes))
 
 
-def _row(rule: str, alerts: list[Alert], is_active: bool) -> RuleHealth:
+def _row(rule: str, alerts: list[Alert], is_active: bool, why_not: str | None) -> RuleHealth:
     words = looks_for(rule), REMEDIES.get(rule, "")
+    if not alerts and why_not is not None:
+        return RuleHealth(rule, "blind", *words, message=why_not)
     if not alerts:
         return RuleHealth(rule, "fine" if is_active else "unknown", *words)
     problems = [alert for alert in alerts if alert.severity != HINT and rule not in LIMITS]
@@ -155,16 +184,29 @@ def summary_of(rows: Sequence[RuleHealth]) -> str:
     return f"of {len(rows)} rules, {', '.join(found)}"
 
 
-def health_text(rows: Sequence[RuleHealth]) -> Text:
-    """Return what the rules have found, where, since when, and what to do."""
+def health_text(rows: Sequence[RuleHealth], *, all_rules: bool = True) -> Text:
+    """Return what the rules have found, where, since when, and what to do.
+
+    Without `all_rules` it has at most eight lines, and does not name rules that found nothing.
+    """
     shown = Text()
-    for row in rows:
-        if row.alerts:
-            shown.append("● ", _STYLES[row.state])
-            shown.append(plain(f"{row.rule}: {_place(row)}", 300) + "\n")
-            shown.append(f"  {plain(row.message, 600)}\n")
-            shown.append(f"  {row.remedy}\n" if row.remedy else "", "dim")
-    for state, words in _OTHERS:
+    found = [row for row in rows if row.alerts]
+    lines = len(found) * 2 if all_rules else _MOST_LINES
+    for number, row in enumerate(found):
+        left = len(found) - number
+        if lines < left and lines == 1:
+            rest = ", ".join(each.rule for each in found[number:])
+            shown.append(plain(f"  and {left} more: {rest}", 300) + "\n", "dim")
+            break
+        shown.append("● ", _STYLES[row.state])
+        shown.append(plain(f"{row.rule}: {_place(row)}", 300) + "\n")
+        lines -= 1
+        if lines >= left:
+            lines -= 1
+            shown.append(f"  {plain(row.message, 600)}")
+            shown.append(f"; {row.remedy}" if row.remedy else "", "dim")
+            shown.append("\n")
+    for state, words in _OTHERS if all_rules else _OTHERS[:1]:
         if names := _names(rows, state):
             shown.append("● " if state == "fine" else "○ ", _STYLES[state])
             shown.append(plain(f"{words}: {names}", 4000) + "\n", "dim")
@@ -209,4 +251,10 @@ def _place(row: RuleHealth) -> str:
 
 
 def _names(rows: Sequence[RuleHealth], state: State) -> str:
-    return ", ".join(row.rule for row in rows if row.state == state)
+    """Return the rules in a state; those that could not look by their reasons."""
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row.state == state:
+            reasons.setdefault(row.message, []).append(row.rule)
+    named = (", ".join(rules) + (f" ({why})" if why else "") for why, rules in reasons.items())
+    return "; ".join(named)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
 from tensortap.alerts.alert import HINT
-from tensortap.core.record import Summary
+from tensortap.alerts.monitor import RuleState
+from tensortap.alerts.rules import Rule
+from tensortap.core.arguments import check_count, check_positive
+from tensortap.core.record import Kind, Record, Summary
 from tensortap.rooms.health.steps import (
     MODEL,
     Found,
@@ -134,12 +139,41 @@ def never_changes(facts: StepFacts, state: State, patience: int = 3) -> Found:
     for each in facts.parameters:
         seen = () if each.stuck is None else (each.stuck,)
         if (seen or each.name in state) and in_a_row(state, *seen, name=each.name) >= patience:
+            why = "its updates are smaller than rounding: is the learning rate too small?"
+            if each.is_short:
+                why = (
+                    "in 16 bits, small updates are lost in rounding: keep the weights in float32, "
+                    "or use a larger learning rate"
+                )
+            message = "the optimizer does not change its values, although its gradient is not 0"
+            yield each.name, f"{message}; {why}"
+
+
+@rule_of_steps(HINT)
+def mostly_frozen(facts: StepFacts, state: State, patience: int = 3) -> Found:
+    """Give a hint if an optimizer has all parameters, and all but the last ones are frozen."""
+    held = [each for each in facts.parameters if each.in_optimizer]
+    frozen = [each.name for each in held if not each.trainable]
+    first = next((n for n, each in enumerate(held) if each.trainable), 0)
+    at_end = all(each.trainable for each in held[first:])  # adapters are everywhere
+    if in_a_row(state, at_end and 2 * len(frozen) > len(held)) >= patience:
+        message = (
+            f"{len(frozen)} of the {len(held)} parameters that the optimizer was given are frozen "
+            f"(requires_grad=False), from {frozen[0]} on; is only the rest to be trained?"
+        )
+        yield MODEL, message
+
+
+@rule_of_steps(HINT)
+def weight_decay(facts: StepFacts, state: State, most: float = 0.005) -> Found:
+    """Give a hint if weight decay takes more than the share `most` of each weight per step."""
+    for number, (rate, decay) in enumerate(zip(facts.rates, facts.decays, strict=False)):
+        if facts.optimizer_steps and rate * decay > most:
             message = (
-                "the optimizer does not change its values, although its gradient is not 0; in "
-                "16 bits, small updates are lost in rounding: keep the weights in float32, or "
-                "use a larger learning rate"
+                f"a weight decay of {decay:.3g} with a learning rate of {rate:.3g} takes "
+                f"{rate * decay:.2%} of each weight in every step"
             )
-            yield each.name, message
+            yield f"group {number}", message
 
 
 def _rates(facts: StepFacts) -> Iterator[tuple[str, float]]:
@@ -289,7 +323,7 @@ def training_in_eval(facts: StepFacts, state: State, patience: int = 3) -> Found
         yield MODEL, message
 
 
-@rule_of_steps()
+@rule_of_steps(needs="evaluation")
 def dropout_in_evaluation(facts: StepFacts, state: State) -> Found:
     """Report dropout that is active while gradients are off, as in an evaluation."""
     for name in facts.dropout:
@@ -300,7 +334,7 @@ def dropout_in_evaluation(facts: StepFacts, state: State) -> Found:
         yield name, message
 
 
-@rule_of_steps(HINT)
+@rule_of_steps(HINT, "evaluation")
 def gradients_in_evaluation(facts: StepFacts, state: State, patience: int = 3) -> Found:
     """Give a hint if gradients are recorded in ``eval()`` mode, and nobody uses them."""
     if in_a_row(state, *(each.unused for each in facts.passes if not each.training)) >= patience:
@@ -311,14 +345,16 @@ def gradients_in_evaluation(facts: StepFacts, state: State, patience: int = 3) -
         yield MODEL, message
 
 
-@rule_of_steps(HINT)
+@rule_of_steps(HINT, "evaluation")
 def random_in_evaluation(facts: StepFacts, state: State, patience: int = 3) -> Found:
     """Give a hint if a model draws random numbers although all of it is in ``eval()`` mode."""
-    if in_a_row(state, *(each.random for each in facts.passes if not each.training)) >= patience:
+    for probe in facts.probes:
+        state["sampled"] = probe.random == "sampling"
+    is_random = (each.random for each in facts.passes if not each.training)
+    if in_a_row(state, *is_random) >= patience and not state.get("sampled"):
         message = (
             "it draws random numbers in eval() mode: F.dropout() needs training=self.training, and "
-            "scaled_dot_product_attention dropout_p=0.0; ignore this if the model samples on "
-            "purpose"
+            "scaled_dot_product_attention dropout_p=0.0"
         )
         yield MODEL, message
 
@@ -330,7 +366,7 @@ def _first_training(facts: StepFacts) -> list[PassFacts]:
     return [each for each in facts.passes if each.training and each.gradients][:1]
 
 
-@rule_of_steps(HINT)
+@rule_of_steps(HINT, "training")
 def not_normalized(
     facts: StepFacts, state: State, largest: float = 20.0, patience: int = 3
 ) -> Found:
@@ -343,7 +379,7 @@ def not_normalized(
         yield MODEL, f"the model's input has a root mean square of {rms:.3g}: is it normalized?"
 
 
-@rule_of_steps()
+@rule_of_steps(needs="evaluation")
 def input_scale(facts: StepFacts, state: State, factor: float = 10.0, patience: int = 2) -> Found:
     """Report inputs that are `factor` times larger or smaller in evaluation than in training."""
     for each in facts.passes:
@@ -364,7 +400,23 @@ def input_scale(facts: StepFacts, state: State, factor: float = 10.0, patience: 
         yield MODEL, message
 
 
-@rule_of_steps()
+@rule_of_steps(HINT, "training")
+def input_drift(facts: StepFacts, state: State, factor: float = 2.0, patience: int = 2) -> Found:
+    """Give a hint if inputs of training grow or shrink by `factor`, as data changed in place do."""
+    for each in _first_training(facts):
+        if each.input_rms:
+            first = state.setdefault("first", each.input_rms)
+            state["now"] = each.input_rms
+            in_a_row(state, not 1 / factor < each.input_rms / first < factor)
+    if in_a_row(state) >= patience:
+        message = (
+            f"its inputs have changed their root mean square from {state['first']:.3g} to "
+            f"{state['now']:.3g} during training: is the data set changed in place?"
+        )
+        yield MODEL, message
+
+
+@rule_of_steps(needs="training")
 def input_ignored(facts: StepFacts, state: State, patience: int = 3) -> Found:
     """Report a model that gives the same output for every row of a batch."""
     if in_a_row(state, *(each.ignores_input for each in _first_training(facts))) >= patience:
@@ -373,6 +425,274 @@ def input_ignored(facts: StepFacts, state: State, patience: int = 3) -> Found:
             "does not depend on the input"
         )
         yield MODEL, message
+
+
+# -- the loss and its labels -------------------------------------------------------------------
+
+
+@rule_of_steps(needs="graph")
+def applied_twice(facts: StepFacts, state: State) -> Found:
+    """Report softmax or sigmoid that both the model and the loss apply."""
+    for each in facts.losses:
+        if each.twice:
+            message = (
+                f"the loss applies {each.twice} to what {each.twice} was already applied to, which "
+                "flattens gradients; give the loss logits"
+            )
+            yield "loss", message
+
+
+@rule_of_steps(needs="graph")
+def not_log_probabilities(facts: StepFacts, state: State, patience: int = 2) -> Found:
+    """Report a loss over log-probabilities (`nll_loss`) that gets something else."""
+    for each in facts.losses:
+        if each.labels is not None and in_a_row(state, each.raw) >= patience:
+            message = (
+                "nll_loss gets values that are no log-probabilities, so it falls below 0 without "
+                "end; use cross_entropy, or log_softmax before it"
+            )
+            yield "loss", message
+
+
+@rule_of_steps(needs="graph")
+def loss_broadcasts(facts: StepFacts, state: State, patience: int = 2) -> Found:
+    """Report predictions of shape (N, 1) that a target of shape (N,) broadcasts to (N, N)."""
+    for each in facts.losses:
+        if in_a_row(state, each.broadcast) >= patience and each.broadcast is not None:
+            own, whole = each.broadcast
+            message = (
+                f"predictions of shape {own} are broadcast to {whole} in the loss, which compares "
+                "each one with all targets; give both the same shape"
+            )
+            yield "loss", message
+
+
+@rule_of_steps(HINT, "graph")
+def target_gradient(facts: StepFacts, state: State, patience: int = 3) -> Found:
+    """Give a hint if gradients flow through the target of a loss."""
+    if (
+        facts.losses
+        and in_a_row(state, any(each.target_needs_gradient for each in facts.losses)) >= patience
+    ):
+        message = (
+            "gradients flow through the target of the loss as well; compute it in "
+            "torch.no_grad(), or detach() it, unless both sides are to be trained"
+        )
+        yield "loss", message
+
+
+@rule_of_steps(HINT, "graph")
+def softmax_over_batch(facts: StepFacts, state: State, patience: int = 2) -> Found:
+    """Give a hint if the loss uses a softmax over the rows of a batch."""
+    if facts.losses and in_a_row(state, any(each.over_rows for each in facts.losses)) >= patience:
+        yield "loss", "its softmax is over dim=0, the rows of the batch; is dim=-1 meant?"
+
+
+@rule_of_steps(needs="labels")
+def labels_ignored(facts: StepFacts, state: State, patience: int = 2) -> Found:
+    """Report labels of which none counts."""
+    for each in facts.losses:
+        if each.kept is not None and in_a_row(state, each.kept == 0) >= patience:
+            message = (
+                f"all labels of the batch are {each.ignored}, which the loss ignores, so there "
+                "is nothing to learn from; check how labels are masked"
+            )
+            yield "labels", message
+
+
+@rule_of_steps(HINT, "labels")
+def odd_labels(facts: StepFacts, state: State, patience: int = 5) -> Found:
+    """Give a hint if labels are all the same, or are part of the input."""
+    for each in facts.losses:
+        if each.kept and each.kept >= 8:
+            classes = state.setdefault("classes", set())
+            if in_a_row(state, each.only is not None, name="one class") == 0:
+                classes.clear()
+            classes.add(each.only)
+        looks = in_a_row(state, each.value is not None, name="looks")
+        if looks <= 3 and each.value is not None and each.counts is not None:
+            classes = int((each.counts > 0).sum())
+            if in_a_row(state, 0 <= each.value < 1e-3 and classes > 1, name="near 0") >= 3:
+                yield "loss", "it is near 0 from the start: does the input contain the labels?"
+        if in_a_row(state, each.relation == "equal", name="equal") >= 2:
+            message = (
+                "the labels are the same tokens as the input, not shifted by one: the model learns "
+                "to copy its input"
+            )
+            yield "labels", message
+        if in_a_row(state, each.relation.startswith("column"), name="column") >= 2:
+            message = f"the target is a copy of {each.relation} of the input: the answer is given"
+            yield "labels", message
+    if in_a_row(state, name="one class") >= patience:
+        classes = state["classes"]
+        if len(classes) == 1:
+            message = f"all labels so far are the same class, {next(iter(classes))}"
+        else:
+            message = "each batch has labels of one class only: shuffle the data"
+        yield "labels", message
+
+
+@rule_of_steps(HINT, "labels")
+def not_learning(facts: StepFacts, state: State, share: float = 0.95, patience: int = 40) -> Found:
+    """Give a hint if the loss is no better than the best constant answer after `patience` steps."""
+    steps = in_a_row(state, *[True] * bool(facts.optimizer_steps), name="steps")
+    for each in facts.losses[:1]:
+        chance = each.chance
+        if each.counts is not None and each.value is not None:
+            counts = state.get("counts", 0)
+            state["counts"] = counts = [
+                a + b for a, b in itertools.zip_longest(
+                    counts or [], each.counts.tolist(), fillvalue=0)
+            ]  # fmt: skip
+            total = sum(counts)
+            chance = -sum(n / total * math.log(n / total) for n in counts if n)
+        if chance and each.value is not None and math.isfinite(each.value):
+            state.setdefault("shares", []).append((steps, each.value / chance, each.value, chance))
+    late = [each for each in state.get("shares", ()) if each[0] > patience // 2]
+    if steps < patience or len(late) < 4:
+        return
+    recent, first = late[-8:], state["shares"][:3]
+    mean = sum(each[1] for each in recent) / len(recent)
+    before = sum(each[1] for each in first) / len(first)
+    # numbers may begin far off, and answers that move hide progress: only a loss that stays counts
+    if mean >= share and ("counts" in state or 0.95 * before <= mean):
+        _, _, value, chance = recent[-1]
+        rate = max(facts.rates, default=0.0)
+        frozen = sum(not each.trainable for each in facts.parameters)
+        kept = f"; {frozen} of {len(facts.parameters)} parameters are frozen" if frozen else ""
+        message = (
+            f"it does not learn: after {steps} steps the loss is {value:.4g}, and the best "
+            f"constant answer has {chance:.4g}; check that inputs and labels belong together, "
+            f"that the input reaches the output, and the learning rate ({rate:.3g}){kept}"
+        )
+        yield "loss", message
+
+
+@rule_of_steps(HINT, "graph")
+def accumulation(facts: StepFacts, state: State, patience: int = 3) -> Found:
+    """Give a hint if mean losses of three or more passes add up without a division."""
+    means = [each.is_mean for each in facts.losses]
+    if means and in_a_row(state, len(means) >= 3 and all(means)) >= patience:
+        message = (
+            f"gradients of {len(means)} mean losses add up in a step: divide each loss by their "
+            "number, or the learning rate is as many times larger"
+        )
+        yield "loss", message
+
+
+# -- what a second call shows --------------------------------------------------------------------
+
+
+@rule_of_steps(needs="probe")
+def sees_the_future(facts: StepFacts, state: State) -> Found:
+    """Report a model that predicts the next token, and whose outputs depend on later tokens."""
+    if any(each.relation == "shifted" for each in facts.losses):
+        state["shifted"] = True
+    if any(each.later for each in facts.probes):
+        state["later"] = True
+    if state.get("shifted") and state.get("later"):
+        message = (
+            "it is to predict the next token, but its outputs depend on later tokens: a causal "
+            "mask is missing or inverted, or a softmax or reshape uses the wrong dimension"
+        )
+        yield MODEL, message
+
+
+@rule_of_steps(HINT, "probe")
+def rows_mixed(facts: StepFacts, state: State) -> Found:
+    """Give a hint if rows of a batch influence each other in ``eval()`` mode."""
+    for each in facts.probes:
+        if each.rows and each.batch_is_first:
+            state["rows"] = each.rows
+    if "rows" in state:
+        message = (
+            f"rows of the batch influence each other in eval() mode: another row "
+            f"{state['rows'][0]} changes the outputs of other rows; look for batch_first, and for "
+            "a mean, softmax or reshape over the batch"
+        )
+        yield MODEL, message
+
+
+@rule_of_steps(HINT, "training")
+def batch_norm(facts: StepFacts, state: State, patience: int = 10, distance: float = 0.8) -> Found:
+    """Give a hint if batch norm is trained with single rows, or computes otherwise in evaluation.
+
+    `distance` is how far outputs may be in ``eval()`` mode from those of the same batch in
+    training, as a share of their size.
+    """
+    for name in names_in_a_row(state, facts.small_batches, patience):
+        message = (
+            "batch norm is trained with batches of one row, whose statistics say little: "
+            "evaluation differs; use larger batches, or group norm"
+        )
+        yield name, message
+    if facts.mode_distance is not None:
+        state["far"] = facts.mode_distance if facts.mode_distance > distance else None
+    if state.get("far"):
+        message = (
+            f"with batch norm in eval() mode, the outputs of a training batch differ by "
+            f"{state['far']:.0%} of their size: its running statistics do not fit"
+        )
+        yield MODEL, message
+
+
+# -- the data ------------------------------------------------------------------------------------
+
+
+@rule_of_steps(HINT, "training")
+def same_batch(facts: StepFacts, state: State, patience: int = 10) -> Found:
+    """Give a hint if each step gets the same batch."""
+    if facts.same_input is not None and in_a_row(state, facts.same_input) >= patience:
+        state["found"] = True
+    if "found" in state:
+        message = (
+            f"it has got the same batch {patience} times in a row: next(iter(loader)) begins anew "
+            "each time"
+        )
+        yield MODEL, message
+
+
+@rule_of_steps(HINT, "training")
+def one_index(facts: StepFacts, state: State) -> Found:
+    """Give a hint if an embedding gets the same index for everything."""
+    for name, index in state.setdefault("found", dict(facts.one_index)).items():
+        yield name, f"all of its indices are {index}: are the values scaled or cut off before?"
+    if facts.one_index:
+        state["found"].update(facts.one_index)
+
+
+@rule_of_steps(HINT, "training")
+def padding(facts: StepFacts, state: State, patience: int = 3) -> Found:
+    """Give a hint if the loss depends on padding at the end of sequences."""
+    if facts.padding is not None and in_a_row(state, facts.padding) >= patience:
+        state["found"] = True
+    if "found" in state:
+        message = (
+            "the loss depends on padding at the end of sequences: mask it in attention and "
+            "pooling, and read the last real position"
+        )
+        yield MODEL, message
+
+
+# -- what only `tensortap run` sees ---------------------------------------------------------------
+
+
+@rule_of_steps(needs="run")
+def loss_scaling(facts: StepFacts, state: State) -> Found:
+    """Report gradients that are clipped, or used by an optimizer, before they are unscaled."""
+    yield from ((MODEL, text) for key, text in facts.notes if key == "scaling")
+
+
+@rule_of_steps(needs="run")
+def nothing_loaded(facts: StepFacts, state: State) -> Found:
+    """Report a `load_state_dict(strict=False)` that loaded nothing."""
+    yield from ((MODEL, text) for key, text in facts.notes if key == "loaded")
+
+
+@rule_of_steps(HINT, "run")
+def stale_copy(facts: StepFacts, state: State) -> Found:
+    """Give a hint if a copy of the model is called during training, and never changes."""
+    yield from ((key[5:], text) for key, text in facts.notes if key.startswith("copy "))
 
 
 # -- dtypes ----------------------------------------------------------------------------------
@@ -387,7 +707,7 @@ _AUTOCAST = {  # by where it is active although all layers compute in float32
 }
 
 
-@rule_of_steps()
+@rule_of_steps(needs="training")
 def no_autocast(facts: StepFacts, state: State, patience: int = 3) -> Found:
     """Report autocast that is active although nothing is computed in 16 bits."""
     if facts.idle_autocast is not None:
@@ -397,10 +717,49 @@ def no_autocast(facts: StepFacts, state: State, patience: int = 3) -> Found:
         yield MODEL, state["message"]
 
 
+# -- statistics ----------------------------------------------------------------------------------
+
+
+def hardly_changes(steps: int = 30, share: float = 1e-5) -> Rule:
+    """Report a training in which no weight has changed by more than `share` in `steps` steps."""
+    check_count("steps", steps)
+    check_positive("share", share)
+
+    def rule(record: Record, state: RuleState) -> str | None:
+        stats, known = record.stats, vars(state.step_state)
+        if stats is None or known.get("moved"):
+            return None
+        if record.kind is Kind.WEIGHT_GRADIENT:
+            known["trained"] = known.get("trained") or stats.rm2 > 0.0
+            return None
+        now = stats.rm2, stats.min, stats.max
+        first, before = state.notes.setdefault("first", (record.step, now))
+        size = before[0]
+        if not size or not all(map(math.isfinite, now)):
+            return None
+        change = max(abs(a - b) for a, b in zip(now, before, strict=True)) / size
+        known["moved"] = change > share or record.step - first > steps
+        if change > share or record.step - first < steps or not known.get("trained"):
+            return None
+        known["moved"] = True  # one report is enough
+        return (
+            f"after {steps} steps, no weight has changed by more than {share:.0e} of its size: is "
+            "the learning rate too small, or its warmup too long?"
+        )
+
+    rule.__name__ = "hardly_changes"
+    rule.__dict__["kinds"] = frozenset((Kind.WEIGHT, Kind.WEIGHT_GRADIENT))
+    return rule
+
+
 RULES = (
     clipping(), frozen_changes(), gradient_discarded(), gradient_not_zeroed(), learning_rate(),
-    never_changes(), no_gradient(), no_optimizer(), scheduler_per_batch(), step_repeated(),
-    dropout_in_evaluation(), gradients_in_evaluation(), initialization(), input_ignored(),
-    input_scale(), no_autocast(), not_normalized(), not_registered(), random_in_evaluation(),
-    repeated_layer(), training_in_eval(), untied(),
+    mostly_frozen(), never_changes(), no_gradient(), no_optimizer(), scheduler_per_batch(),
+    step_repeated(), weight_decay(), dropout_in_evaluation(), gradients_in_evaluation(),
+    initialization(), input_drift(), input_ignored(), input_scale(), no_autocast(), not_normalized(),
+    not_registered(), random_in_evaluation(), repeated_layer(), training_in_eval(), untied(),
+    accumulation(), applied_twice(), labels_ignored(), loss_broadcasts(), not_learning(),
+    not_log_probabilities(), odd_labels(), softmax_over_batch(), target_gradient(), batch_norm(),
+    rows_mixed(), sees_the_future(), one_index(), padding(), same_batch(), loss_scaling(),
+    nothing_loaded(), stale_copy(), hardly_changes(),
 )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -16,13 +17,14 @@ from tensortap.alerts.rules import Rule
 from tensortap.capture.pipeline import pipeline
 from tensortap.core import ranks
 from tensortap.core.arguments import check_count, check_positive
-from tensortap.core.record import Kind, Summary
+from tensortap.core.record import Kind, Record, Summary
 
 if TYPE_CHECKING:
     from tensortap.rooms.track.observer import Observer
     from tensortap.rooms.track.observing import TrackHooks
     from tensortap.rooms.track.torch.track import TrackedModule
 
+BLIND_RULES = "tensortap.blind"  # the name of records that say which rules could not look
 MODEL = "model"  # the name in alerts that concern no single parameter
 State = dict[str, Any]
 Found = Iterator[tuple[str, str]]
@@ -39,6 +41,7 @@ class ParameterFacts(NamedTuple):
     changed: bool  # by anything
     optimized_now: bool  # the step of an optimizer changed it
     stuck: bool | None  # it did not, though the gradient is not 0; None if nobody looked
+    is_short: bool = False  # its values have 16 bits or less
 
 
 class InitialWeight(NamedTuple):
@@ -61,6 +64,36 @@ class PassFacts(NamedTuple):
     ignores_input: bool  # rows of the output are the same, although those of the input differ
     input_rms: float | None  # root mean square of the first input, if that has floats
     random: bool  # it drew random numbers on the CPU with all modules in eval() mode
+
+
+class LossFacts(NamedTuple):
+    """What the graph of a loss tells; tensors in it are let go at the end of the step."""
+
+    twice: str = ""  # "softmax" or "sigmoid", which model and loss both apply
+    raw: bool = False  # a loss over log-probabilities got something else
+    broadcast: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # shapes before and after
+    target_needs_gradient: bool = False
+    labels: Any = None  # of classes
+    ignored: int = -100  # the label that does not count
+    kept: int | None = None  # how many labels count
+    counts: Any = None  # of each class
+    only: int | None = None  # the class of all of them, if there is but one
+    target: Any = None  # of a loss over numbers, if there is one per row
+    value: float | None = None  # the loss over these labels alone
+    chance: float | None = None  # that of the best constant answer
+    is_mean: bool = False  # the mean over a batch, divided by nothing else
+    over_rows: bool = False  # with a softmax over the first dimension of a matrix
+    relation: str = ""  # of labels and inputs: "equal", "shifted", or the column that they are
+
+
+class ProbeFacts(NamedTuple):
+    """What a second forward pass with changed inputs has shown."""
+
+    why_not: str  # why there was none
+    rows: tuple[int, ...] = ()  # those that change the outputs of other rows
+    later: bool | None = None  # whether outputs depend on later places
+    batch_is_first: bool = False  # whether it is certain that rows are those of the batch
+    random: str = ""  # what is random in eval() mode: "dropout" or "sampling"
 
 
 class StepFacts(NamedTuple):
@@ -87,13 +120,39 @@ class StepFacts(NamedTuple):
     # parameters that torch does not know, and how many
     untied: tuple[tuple[str, str], ...] | None = None
     unregistered: tuple[tuple[str, int], ...] | None = None
+    decays: tuple[float, ...] = ()  # weight decay of the groups of all optimizers
+    losses: tuple[LossFacts, ...] = ()
+    probes: tuple[ProbeFacts, ...] = ()  # of modules that are called one by one, or of the model
+    mode_distance: float | None = None  # of outputs with batch norm in train() and in eval()
+    small_batches: tuple[str, ...] = ()  # batch norms that were trained with a single row
+    same_input: bool | None = None  # as in the last step, though in another tensor
+    one_index: tuple[tuple[str, int], ...] = ()  # embeddings that got only one index, and which
+    padding: bool | None = None  # whether the loss depends on padding; None if there is none
+    seen: frozenset[str] = frozenset()  # what rules could look at
+    notes: tuple[tuple[str, str], ...] = ()  # of `tensortap run`: keys, and details
 
 
 # -- rules -----------------------------------------------------------------------------------
 
 
-def rule_of_steps(severity: str = ALERT) -> Callable[[Callable[..., Found]], Callable[..., Rule]]:
-    """Make a function that takes thresholds and returns a rule of a generator over steps."""
+REASONS = {  # why a rule could not look, by what it needs
+    "steps": "no step of an optimizer was seen",
+    "training": "no call of the model in training was seen",
+    "evaluation": "the model was not evaluated",
+    "graph": "the graph of the loss was not seen, or is compiled",
+    "labels": "the loss shows no labels",
+    "probe": "the model was not called a second time",
+    "run": "only `tensortap run` sees it",
+}
+
+
+def rule_of_steps(
+    severity: str = ALERT, needs: str = "steps"
+) -> Callable[[Callable[..., Found]], Callable[..., Rule]]:
+    """Make a function that takes thresholds and returns a rule of a generator over steps.
+
+    A rule could not look unless `needs` is in `StepFacts.seen` of some step.
+    """
 
     def factory_of(check: Callable[..., Found]) -> Callable[..., Rule]:
         signature = inspect.signature(check)
@@ -111,8 +170,9 @@ def rule_of_steps(severity: str = ALERT) -> Callable[[Callable[..., Found]], Cal
 
             rule.__name__ = check.__name__
             rule.__dict__.update(
-                kinds=frozenset(), of_steps=functools.partial(check, **given), severity=severity
-            )
+                kinds=frozenset(), of_steps=functools.partial(check, **given), severity=severity,
+                needs=needs,
+            )  # fmt: skip
             return rule
 
         make.__dict__["__signature__"] = thresholds
@@ -154,6 +214,26 @@ class StepMonitor:
         self._rules = [(rule, State()) for rule in rules]
         self._observer = observer
         self._lasting: dict[str, set[str]] = {}
+        self._seen: set[str] = set()
+        self._last: StepFacts | None = None
+        self._why_not = ""  # why there was no second call
+        self.notes: dict[str, str] | None = None  # what `tensortap run` has seen
+
+    def _tell(self, step: int) -> None:
+        """Record which rules could not look until now, and why."""
+        reasons = {**REASONS, **({"probe": self._why_not} if self._why_not else {})}
+        blind = {
+            rule.__name__: reasons[needs]
+            for rule, _ in self._rules
+            if (needs := rule.__dict__["needs"]) not in self._seen
+        }
+        rank, world_size = ranks.rank_and_world_size()
+        text = "\n".join(f"{name}: {reason}" for name, reason in blind.items())
+        record = Record(
+            BLIND_RULES, Kind.VALUE, step, 0, pipeline.next_seq(), rank, world_size,
+            time.time_ns(), "builtins.str", value=text,
+        )  # fmt: skip
+        self._observer.sent.offer(record)
 
     def hooks(self, tracked: TrackedModule) -> TrackHooks:
         """Return hooks that show the steps of a torch model to the rules."""
@@ -163,6 +243,27 @@ class StepMonitor:
 
     def check(self, facts: StepFacts) -> None:
         """Show a step to the rules."""
+        seen = set(facts.seen)
+        seen.update(["labels"] if any(each.value is not None for each in facts.losses) else ())
+        for each in facts.probes:
+            self._why_not = each.why_not
+            seen.update(() if each.why_not else ["probe"])
+        if self.notes is not None:
+            seen.add("run")
+            facts = facts._replace(notes=tuple(self.notes.items()))
+        if not seen <= self._seen or (facts.probes and self._why_not):
+            self._seen |= seen
+            self._tell(facts.step)
+        self._last = facts
+        self._apply(facts)
+
+    def check_again(self) -> None:
+        """Show the last step once more, with what was noted since."""
+        if self._last is not None and self.notes:
+            again = StepFacts(self._last.step, (), (), 0, 0, *[False] * 5, (), (), None)
+            self._apply(again._replace(notes=tuple(self.notes.items())))
+
+    def _apply(self, facts: StepFacts) -> None:
         rank = ranks.rank_and_world_size()[0]
         for rule, state in self._rules:
             title, severity = rule.__name__, rule.__dict__["severity"]
@@ -171,8 +272,10 @@ class StepMonitor:
             except Exception as error:
                 pipeline.fault(title, error, "raised an error as an alert rule")
                 continue
-            lasting = self._lasting.get(title, ())
-            self._lasting[title] = set(found)
+            lasting = self._lasting.get(title, set())
+            # the others look at some steps only, or at what happens once
+            once = rule.__dict__["needs"] not in ("steps", "evaluation")
+            self._lasting[title] = set(found) | (lasting if once else set())
             for name, message in found.items():
                 if name not in lasting:
                     module = name.rpartition(".")[0]

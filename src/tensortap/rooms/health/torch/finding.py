@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import sys
+import time
 import weakref
 from collections.abc import Callable, Container, Iterable
 from typing import Any
@@ -23,9 +25,13 @@ from torch.optim.optimizer import (
 )
 
 from tensortap.capture.pipeline import pipeline
+from tensortap.core.ranks import rank_and_world_size
+from tensortap.rooms.health.steps import StepMonitor
+from tensortap.rooms.health.torch.losses import on_backward
 from tensortap.rooms.track.observer import is_tracking
-from tensortap.rooms.track.torch.hooks import BreakingHook
+from tensortap.rooms.track.torch.hooks import BreakingHook, ModuleHook
 from tensortap.rooms.track.torch.optimizers import parameters_of
+from tensortap.rooms.track.torch.reading import is_plain, sample
 from tensortap.rooms.track.track import Tracker, track
 from tensortap.values.torch.hidden import hide_from_compiler, replace_when_compiled
 from tensortap.values.torch.tensors import quiet
@@ -75,6 +81,12 @@ class Modules:
 
     def _on_parameter(self, module: torch.nn.Module, name: str, parameter: Any) -> None:
         self.note(module)
+
+    def on_copy(self, _: None, module: torch.nn.Module, *args: Any) -> None:
+        """Remember a module that was copied or loaded, which registers no part of it."""
+        self.note(module)
+        for child in _children(module):
+            self._on_child(module, "", child)
 
     def note(self, module: torch.nn.Module) -> list[Any]:
         """Remember a module; return the list of its parents."""
@@ -126,6 +138,42 @@ def _parameters_below(module: torch.nn.Module) -> set[int]:
     return found - {id(None)}
 
 
+def _shapes(module: torch.nn.Module) -> tuple[Any, ...]:
+    return tuple(each.shape for each in module.parameters())
+
+
+class _Copy:
+    """A module with the parameters of a trained one: an average, a target network, a teacher."""
+
+    def __init__(self, module: torch.nn.Module, name: str) -> None:
+        self.name = name
+        self._calls = 0
+        self._first = self._last = 0  # steps at which it was called and had not changed
+        self._parameter = weakref.ref(max(module.parameters(), key=torch.Tensor.numel))
+        self._before = self._sample()
+
+    def _sample(self) -> torch.Tensor | None:
+        parameter = self._parameter()
+        with quiet():
+            return sample(parameter) if parameter is not None and is_plain(parameter) else None
+
+    def on_call(self, step: int) -> None:
+        self._first = self._first or step
+        if self._before is None or step <= self._last:
+            return
+        self._calls += 1
+        if self._calls < 10 or self._calls % 10 == 0:
+            now = self._sample()
+            if now is None or not torch.equal(self._before, now):
+                self._before = None
+            self._last = step
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether it was called in a few steps until late, and never changed."""
+        return self._before is not None and self._calls >= 3 and self._last >= 40
+
+
 class TrainedModel:
     """A model that is tracked, with the optimizers that train it."""
 
@@ -139,6 +187,10 @@ class TrainedModel:
         self._numbers: dict[int, int] = {}  # of their losses
         self._losses: dict[int, float] = {}  # those of this step, by number
         self.steps = self.losses = 0
+        self.title = ""
+        self.loss = self.speed = math.nan  # the latest loss, and steps per second
+        self.show: Callable[[TrainedModel], None] | None = None
+        self._time = time.perf_counter()
         self.last = 0  # steps of the program until its last one
 
     def before_step(self, optimizer: Optimizer) -> None:
@@ -162,12 +214,19 @@ class TrainedModel:
         metrics |= {
             _numbered("lr", number): rate for number, rate in enumerate(rates[:_MOST_RATES])
         }
+        now = time.perf_counter()
+        self.speed = 1.0 / max(now - self._time, 1e-9)
+        self._time = now
+        metrics["steps_per_second"] = self.speed
+        self.loss = self._losses.get(0, self.loss)
         self.steps += 1
         self.losses += len(self._losses)
         self._losses.clear()
         self._expected, self._made = self._made, set()
         if self.tracker is not None:
             self.tracker.step(**metrics)
+        if self.show is not None:
+            self.show(self)
 
     def end(self) -> None:
         if self._made:
@@ -186,7 +245,10 @@ class TrainedModels:
     """Tracks the models of a program while it is attached."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self._options = options
+        own = "opens", "shows"
+        self._options = {name: each for name, each in options.items() if name not in own}
+        self._open_run: Callable[[], None] | None = options.get("opens")  # with the first model
+        self._show = options.get("shows")  # called with a model when it begins, and at each step
         self._modules = Modules()
         self._undo: list[Callable[[], None]] = []
         # optimizers without a model → how many steps there were when they were created
@@ -202,6 +264,9 @@ class TrainedModels:
         self._losses: list[Any] = []  # since the last step of an optimizer
         self._zeroed: dict[int, int] = {}  # ids of optimizers → losses before their `zero_grad`
         self._scaled: tuple[Any, Any] | None = None  # the last scaled loss, weak, and the loss
+        self._is_scaled = False  # whether gradients have the scale of a GradScaler
+        self.notes: dict[str, str] = {}  # for rules that need more than one model
+        self._copies: dict[int, _Copy] = {}  # of trained models, by id
         self._alternate = False  # whether a model was trained again after the next had begun
         self.models: list[TrainedModel] = []
         self.strays = self.untracked = 0
@@ -222,8 +287,13 @@ class TrainedModels:
         scaler = torch.amp.GradScaler
         self._wrap(Optimizer, "__init__", after=self._on_optimizer)
         self._wrap(Optimizer, "zero_grad", after=self._on_zero_grad)
-        self._wrap(torch.autograd, "backward", before=self._on_backward)
+        self._undo.append(on_backward(functools.partial(self._guarded, self._on_backward)))
         self._wrap(scaler, "scale", after=self._on_scale)
+        self._wrap(scaler, "unscale_", after=self._on_unscale)
+        self._wrap(torch.nn.Module, "load_state_dict", after=self._on_load)
+        self._wrap(torch.nn.Module, "__setstate__", after=self._modules.on_copy)
+        for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
+            self._wrap(owner, "clip_grad_norm_", before=self._on_clip)
         self._wrap(scaler, "step", before=self._before_scaler, after=self._after_scaler)
 
     def detach(self) -> None:
@@ -231,6 +301,7 @@ class TrainedModels:
         self._restore_call()
         while self._undo:
             self._undo.pop()()
+        self._guarded(self._check_copies)
         for model in self.models:
             self._guarded(model.end)
 
@@ -289,11 +360,31 @@ class TrainedModels:
                 self._losses.append(_number(each))
         self._scaled = None
 
-    def _on_scale(self, scaled: Any, _: Any, loss: Any) -> None:
+    def _on_load(self, result: Any, module: Any, state: Any, *args: Any) -> None:
+        if state and len(result.unexpected_keys) == len(state):
+            key, own = result.unexpected_keys[0], next(iter(result.missing_keys), "none")
+            self.notes["loaded"] = (
+                f"load_state_dict(strict=False) loaded none of {len(state)} tensors: the file has "
+                f"{key}, the module has {own}"
+            )
+
+    def _on_clip(self, *args: Any) -> None:
+        if self._is_scaled:
+            self.notes["scaling"] = (
+                "gradients are clipped while GradScaler's scale is in them: call "
+                "scaler.unscale_(optimizer) before clip_grad_norm_()"
+            )
+
+    def _on_unscale(self, *args: Any) -> None:
+        self._is_scaled = False
+
+    def _on_scale(self, scaled: Any, scaler: Any, loss: Any) -> None:
+        self._is_scaled = bool(scaler.is_enabled())
         if type(loss) is torch.Tensor and loss.numel() == 1:
             self._scaled = weakref.ref(scaled), _number(loss)
 
     def _before_scaler(self, *args: Any) -> None:
+        self._is_scaled = False
         self._before_scaling = self._steps
 
     def _after_scaler(self, _: Any, scaler: Any, optimizer: Any, *args: Any) -> None:
@@ -376,6 +467,9 @@ class TrainedModels:
         if is_tracking() and not living:
             self.tracks_itself = True
             return
+        if self._open_run is not None:
+            open_run, self._open_run = self._open_run, None
+            open_run()
         models = [each for each in self._modules.models() if id(each) in keys]
         names = _variables() if self.models or len(models) > 1 else {}
         if self.models and not again:
@@ -386,7 +480,53 @@ class TrainedModels:
         tracker = track(_together(models, names), optimizers, name=name, **self._options)
         tracker.__enter__()
         self.models.append(TrainedModel(tracker, keys, optimizers))
+        for listener in tracker._observer.listeners:
+            if isinstance(listener, StepMonitor):
+                listener.notes = self.notes
         self._model_of.update((id(each), self.models[-1]) for each in optimizers)
+        if self._show is not None and rank_and_world_size()[0] == 0:
+            self.models[-1].title = ", ".join(type(each).__name__ for each in models)
+            self.models[-1].show = self._show
+            self._show(self.models[-1])
+
+    def _find_copies(self, model: TrainedModel) -> None:
+        """Note modules that no optimizer trains and that have the parameters of a trained one."""
+        modules = {id(each): each for each in self._modules.models()}
+        trained = set().union(*(each.keys for each in self.models))
+        shapes = {_shapes(modules[key]) for key in model.keys if key in modules}
+        names = _variables()
+        for key, module in modules.items():
+            if key not in trained and key not in self._copies and _shapes(module) in shapes:
+                name = names.get(key) or type(module).__name__
+                self._copies[key] = copy = _Copy(module, name)
+                called = functools.partial(self._guarded, self._on_copy, copy)
+                handle = module.register_forward_pre_hook(ModuleHook(called))
+                self._undo.append(handle.remove)
+
+    def _on_copy(self, copy: _Copy, *args: Any) -> None:
+        copy.on_call(self._steps)
+
+    def _check_copies(self) -> None:
+        for copy in self._copies.values():
+            if copy.is_stale:
+                self.notes[f"copy {copy.name}"] = (
+                    f"{copy.name} has the same layers as the trained model and is called during "
+                    "training, but never changes: is this copy (an average, or a target network) "
+                    "updated? Ignore this if it is a fixed reference"
+                )
+        for model in self.models:
+            for listener in model.tracker._observer.listeners if model.tracker else ():
+                if isinstance(listener, StepMonitor):
+                    listener.check_again()
+
+    def _replaced(self, optimizer: Optimizer) -> tuple[set[int], list[Optimizer]] | None:
+        """Return the model that has taken the place of the one whose tensors an optimizer has."""
+        shapes = tuple(each.shape for each in parameters_of(optimizer))
+        for module in self._modules.models():
+            gradients = (each.grad is not None for each in module.parameters())
+            if shapes and _shapes(module) == shapes and any(gradients):
+                return {id(module)}, [optimizer]
+        return None
 
     def _end(self, model: TrainedModel) -> None:
         for each in model.optimizers:
@@ -396,6 +536,12 @@ class TrainedModels:
     # -- steps ---------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Optimizer, *args: Any) -> None:
+        if self._is_scaled:
+            self._is_scaled = False
+            self.notes["scaling"] = (
+                "optimizer.step() uses gradients that have GradScaler's scale in them: call "
+                "scaler.step(optimizer)"
+            )
         model = self._model_of.get(id(optimizer))
         if model is None and optimizer not in self._strays:
             if optimizer not in self._waiting:  # a copy, or its model was trained before another
@@ -403,6 +549,8 @@ class TrainedModels:
                 self._waiting[optimizer] = self._steps
                 self._version = -1
             group = next((one for one in self._grouped() if optimizer in one[1]), None)
+            if all(each.grad is None for each in parameters_of(optimizer)):
+                group = self._replaced(optimizer) or group
             if group is not None:
                 self._track(*group)
                 model = self._model_of.get(id(optimizer))
@@ -422,6 +570,8 @@ class TrainedModels:
         if model is not None:
             model.last = self._steps
             model.after_step(optimizer, self._losses[self._zeroed.get(id(optimizer), 0) :])
+            if model.steps in (2, 20):
+                self._find_copies(model)
         self._losses.clear()
         self._zeroed.clear()
 

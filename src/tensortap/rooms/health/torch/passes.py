@@ -5,8 +5,11 @@ Few of them are looked at. Samples of inputs and outputs in the memory of the CP
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import time
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -14,7 +17,14 @@ import torch
 from torch import nn
 from torch.utils.hooks import unserializable_hook
 
-from tensortap.rooms.health.steps import PassFacts
+from tensortap.rooms.health.steps import PassFacts, ProbeFacts
+from tensortap.rooms.health.torch.probe import (
+    MOST_SECONDS,
+    compare_modes,
+    has_batch_norm,
+    probe,
+    why_not,
+)
 from tensortap.rooms.track.observing import inputs_of, tensors_in
 from tensortap.rooms.track.torch.hooks import ModuleHook, hook_module
 from tensortap.rooms.track.torch.reading import is_plain, sample
@@ -22,6 +32,11 @@ from tensortap.values.torch.hidden import hide_from_compiler
 from tensortap.values.torch.private import backward_pass
 from tensortap.values.torch.tensors import quiet
 
+_EARLY = 100  # steps in which inputs are compared with labels
+_FEW = 20  # steps in which inputs of embeddings and batch norms are looked at
+_MOST_KEPT = 1 << 20  # values of an input
+_COMPARED_MODES = (25, 50, 100)  # steps after which batch norm should know its statistics
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _CAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # that autocast runs in 16 bits
 
 
@@ -58,7 +73,10 @@ class _Pass:
 
 
 class PassWatch:
-    """Watches the forward passes of a model, and in which dtypes its layers compute."""
+    """Watches the forward passes of a model, and in which dtypes its layers compute.
+
+    Of a model whose parts are called one by one, the parts are watched.
+    """
 
     def __init__(self, root: nn.Module, guarded: Callable[..., None]) -> None:
         self._root = root
@@ -67,29 +85,107 @@ class PassWatch:
         self._is_checked = True  # whether dtypes are looked at in this step
         self._passes: list[_Pass] = []
         self._running: _Pass | None = None
-        self._forget_dtypes()
+        self._outer: nn.Module | None = None  # the module whose call no other one surrounds
+        self._began = 0.0  # when it was called
+        self._probed: dict[int, ProbeFacts] = {}  # by the id of the module
+        self._has_norm = has_batch_norm(root)
+        self.entry: torch.Tensor | None = None  # what the model was first given in this step
+        self._last: tuple[Any, torch.Tensor] | None = None  # that of the last one: weak, a sample
+        self.has_trained = self.was_evaluated = False  # whether there has been such a pass
+        self._indices: dict[str, tuple[int, int]] = {}  # embeddings → the only index, how often
+        self._forget()
 
-    def _forget_dtypes(self) -> None:
+    def _forget(self) -> None:
         self._dtypes: set[torch.dtype] = set()  # in which layers computed
         self._autocast_in_forward = self._autocast_after = False
+        self.entry = None
+        self._same: bool | None = None
+        self._new_probes: list[ProbeFacts] = []
+        self._mode_distance: float | None = None
+        self._padding: bool | None = None
+        self._small: dict[str, None] = {}
 
     def attach(self) -> list[Callable[[], None]]:
         """Hook into the model; return functions that undo this."""
-        before = ModuleHook(functools.partial(self._guarded, self._on_inputs))
-        after = ModuleHook(functools.partial(self._guarded, self._on_output))
-        layers = [module for module in self._root.modules() if isinstance(module, _CAST)]
-        return [
-            hook_module(self._root, before, before=True, with_kwargs=True),
-            *(hook_module(layer, ModuleHook(self._on_layer)) for layer in layers),
-            hook_module(self._root, after),
-        ]
+        undo: list[Callable[[], None]] = []
+        for module in _outer_modules(self._root):
+            before = ModuleHook(functools.partial(self._guarded, self._before))
+            after = ModuleHook(functools.partial(self._guarded, self._after))
+            undo.append(hook_module(module, before, before=True, with_kwargs=True))
+            undo.append(hook_module(module, after, with_kwargs=True))
+        for name, module in self._root.named_modules():
+            if isinstance(module, _CAST):
+                undo.append(hook_module(module, ModuleHook(self._on_layer)))
+            elif isinstance(module, nn.Embedding):
+                look = functools.partial(self._guarded, self._on_embedding, name)
+                undo.append(hook_module(module, ModuleHook(look)))
+            elif isinstance(module, _NORMS):
+                look = functools.partial(self._guarded, self._on_norm, name)
+                undo.append(hook_module(module, ModuleHook(look), before=True))
+        return undo
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._outer is not None or backward_pass() != -1:
+            return
+        self._outer, self._began = module, time.perf_counter()
+        trains = torch.is_grad_enabled() and vars(module).get("training", True)
+        self.has_trained |= trains
+        self.was_evaluated |= not trains
+        if module is self._root:
+            self._on_inputs(module, args, kwargs)
+        if trains and self.entry is None and self._number <= _EARLY:
+            first = next((tensor for _, tensor in inputs_of(args, kwargs, torch.Tensor)), None)
+            if first is not None and first.numel() <= _MOST_KEPT and is_plain(first):
+                with quiet():
+                    self.entry = first.detach().clone()
+                    self._compare(first)
+
+    def _compare(self, given: torch.Tensor) -> None:
+        """Note whether the batch is that of the last step, though not the same tensor."""
+        now = sample(given)
+        if self._last is not None:
+            other, before = self._last
+            kept = other()  # a program that trains with all of its data has one tensor
+            if kept is None or not (kept is given or kept is given._base):
+                self._same = len(given) > 1 and torch.equal(before, now)
+        self._last = weakref.ref(given if given._base is None else given._base), now
+
+    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self._outer is not module:
+            return
+        self._outer = None
+        seconds = time.perf_counter() - self._began
+        if module is self._root:
+            self._on_output(module, args, output)
+        if torch.is_grad_enabled() and vars(module).get("training", True):
+            self._probe(module, args, kwargs, seconds)
+
+    def _probe(self, module: nn.Module, args: Any, kwargs: Any, seconds: float) -> None:
+        compares = self._has_norm and self._number in _COMPARED_MODES
+        probes = self._number == 2 and id(module) not in self._probed and len(self._probed) < 8
+        if not (compares or probes):
+            return
+        reason = "a forward pass takes too long" if seconds > MOST_SECONDS else ""
+        reason = reason or why_not(module, args, kwargs)
+        if probes:
+            facts = ProbeFacts(reason)
+            self._probed[id(module)] = facts
+            if not reason:
+                try:
+                    facts = probe(module, args, kwargs)
+                except Exception as error:  # not every module can be copied or called again
+                    facts = ProbeFacts(f"{type(error).__name__}: {error}"[:200])
+            self._new_probes.append(facts)
+        elif not reason and has_batch_norm(module):
+            with contextlib.suppress(Exception):
+                self._mode_distance = compare_modes(module, args, kwargs)
 
     @property
     def has_evaluated(self) -> bool:
         return any(not (each.training and each.gradients) for each in self._passes)
 
-    def end_step(self) -> tuple[tuple[PassFacts, ...], Literal["", "forward", "after"] | None]:
-        """Return the passes of the step, and where autocast was idle; begin the next one.
+    def end_step(self) -> tuple[tuple[PassFacts, ...], dict[str, Any]]:
+        """Return the passes of the step, and more facts about them; begin the next one.
 
         Outputs may be differentiated after the end of a step, so unused ones wait for one more.
         """
@@ -98,11 +194,19 @@ class PassWatch:
         for each in waiting:
             each.waited = True
         autocast = self._idle_autocast() if self._dtypes else None
-        self._passes, self._running = waiting, None
+        self._passes, self._running, self._outer = waiting, None, None
+        extra = {
+            "probes": tuple(self._new_probes), "mode_distance": self._mode_distance,
+            "small_batches": tuple(self._small), "same_input": self._same,
+            "padding": self._padding, "idle_autocast": autocast,
+            "one_index": tuple(
+                (name, index) for name, (index, count) in self._indices.items() if count == 5
+            ),
+        }  # fmt: skip
         self._number += 1
         self._is_checked = is_checked(self._number)
-        self._forget_dtypes()
-        return found, autocast
+        self._forget()
+        return found, extra
 
     def _idle_autocast(self) -> Literal["", "forward", "after"]:
         stored = {p.dtype for p in self._root.parameters() if p.is_floating_point()}
@@ -112,7 +216,7 @@ class PassWatch:
 
     def _on_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._running = None
-        if backward_pass() != -1 or len(self._passes) >= 8:  # which are enough of one step
+        if len(self._passes) >= 8:  # which are enough of one step
             return
         training = self._root.training
         if training and torch.is_grad_enabled():
@@ -153,10 +257,65 @@ class PassWatch:
         if self._looks_at_dtypes() and isinstance(output, torch.Tensor):
             self._dtypes.add(output.dtype)
 
+    def _on_norm(self, name: str, module: nn.Module, args: Any) -> None:
+        if self._number < _FEW and module.training and torch.is_grad_enabled() and args:
+            if module.track_running_stats and len(args[0]) == 1:
+                self._small[name] = None
+
+    def _on_embedding(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if not (self._number < _FEW and torch.is_grad_enabled() and args and is_plain(args[0])):
+            return
+        with quiet():
+            given = args[0].detach()
+            before, count = self._indices.get(name, (int(given.reshape(-1)[0]), 0))
+            # a model may well use one of few types
+            if given.numel() > 1 and module.num_embeddings >= 8 and bool((given == before).all()):
+                self._indices[name] = before, count + 1
+            else:
+                self._indices[name] = before, -1_000_000
+            padded = _padded(given)
+        if padded is not None and output.requires_grad:
+            look = functools.partial(self._guarded, self._on_padding, padded)
+            hide_from_compiler(look)
+            output.register_hook(unserializable_hook(look))
+
+    def _on_padding(self, padded: torch.Tensor, gradient: torch.Tensor) -> None:
+        if is_plain(gradient) and gradient.shape[:2] == padded.shape:
+            with quiet():
+                sizes = gradient.detach().abs().amax(-1)
+                self._padding = bool(sizes[padded].max() > 1e-3 * sizes.max())
+
     def on_computed(self) -> None:
         """Note whether autocast is active in the backward pass, or in the optimizer's step."""
         if self._is_checked:
             self._autocast_after |= _is_autocast(self._root)
+
+
+def _outer_modules(root: nn.Module) -> list[nn.Module]:
+    """Return a model, and the parts of it that may be called one by one."""
+    found, level = [root], [root]
+    for _ in range(2):
+        level = [part for each in level for part in vars(each)["_modules"].values() if part]
+        found += level
+    return list(dict.fromkeys(found))[:64]
+
+
+def _padded(tokens: torch.Tensor) -> torch.Tensor | None:
+    """Return which tokens are padding: a run of one token at the end, of different lengths.
+
+    >>> _padded(torch.tensor([[5, 3, 0, 0], [4, 1, 2, 6], [3, 0, 0, 0]])).sum().item()
+    5
+    """
+    if tokens.ndim != 2 or len(tokens) < 2 or tokens.shape[1] < 4 or tokens.numel() > _MOST_KEPT:
+        return None
+    last = tokens[:, -1].mode().values
+    run = (tokens == last).flip(1).cumprod(1).flip(1).bool()
+    lengths = run.sum(1)
+    rows = lengths >= 2
+    if rows.sum() < max(2, len(tokens) // 4) or len(lengths[rows].unique()) < 2:
+        return None
+    inside = (tokens == last) & ~run  # a token that also stands elsewhere is no padding
+    return None if inside.sum() > run.sum() // 10 else run & rows.unsqueeze(1)
 
 
 def _rms(tensor: torch.Tensor) -> float | None:

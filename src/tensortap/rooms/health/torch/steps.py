@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.hooks import unserializable_hook
 
 from tensortap.rooms.health.steps import ParameterFacts, StepFacts
+from tensortap.rooms.health.torch.losses import LossWatch, on_backward
 from tensortap.rooms.health.torch.passes import PassWatch, is_checked
 from tensortap.rooms.health.torch.structure import (
     Unregistered,
@@ -139,6 +140,7 @@ class StepHooks:
         self._tracked, self._observer, self._check = tracked, observer, check
         self._root = tracked.root
         self._passes = PassWatch(tracked.root, self._guarded)
+        self._losses = LossWatch(lambda: self._passes.entry)
         inner = (each.optimizer for each in tracked.optimizers if not each.wraps)
         self._optimizers = [each for each in inner if isinstance(each, torch.optim.Optimizer)]
         self._undo: list[Callable[[], object]] = []
@@ -147,6 +149,7 @@ class StepHooks:
         self._before: list[int] = []
         self._samples: dict[int, torch.Tensor] = {}  # by id of a parameter, before a step
         self._number = 0  # of the step since tracking began
+        self._handles: dict[int, Any] = {}  # of hooks on gradients, by the id of a parameter
         self._ties: list[list[str]] = []
         self._unregistered: Unregistered = {}
         self._initial: dict[str, Any] = {}  # facts that are given once
@@ -186,6 +189,31 @@ class StepHooks:
         self._undo += self._passes.attach()
         for optimizer in self._optimizers:
             self._attach_to(optimizer)
+        self._note_gradients(parameters.values())
+        self._undo.append(on_backward(functools.partial(self._guarded, self._losses.on_backward)))
+
+    def _note_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Note gradients where they are accumulated: whatever zeroes them later hides nothing.
+
+        Of a parameter that an optimizer has, only the first is noted: its steps show the others.
+        """
+        optimized = self._trained()
+        missed = functools.partial(self._observer.unseen.__setitem__, "optimizer")
+        for parameter in parameters:
+            if parameter.requires_grad and parameter.is_leaf:
+                once = id(parameter) in optimized
+                look = functools.partial(self._guarded, self._on_gradient, once)
+                hook = BreakingHook(look, missed)
+                handle = parameter.register_post_accumulate_grad_hook(hook)
+                self._handles[id(parameter)] = handle
+                self._undo.append(handle.remove)
+
+    def _on_gradient(self, once: bool, parameter: nn.Parameter) -> None:
+        if parameter.grad is None:  # a compiled graph may give none
+            return
+        self._with_gradient.add(id(parameter))
+        if once and (handle := self._handles.pop(id(parameter), None)) is not None:
+            handle.remove()
 
     def _attach_to(self, optimizer: torch.optim.Optimizer) -> None:
         before, after, zeroed = (
@@ -219,6 +247,7 @@ class StepHooks:
         while self._undo:
             self._guarded(self._undo.pop())
         self._watched.clear()
+        self._handles.clear()
         self._versions.clear()
         self._forget()
 
@@ -233,9 +262,11 @@ class StepHooks:
 
     def _on_computed(self, gradient: _WatchedGradient, parameter: nn.Parameter) -> None:
         gradient.on_computed()
+        self._losses.on_computed()
         self._passes.on_computed()
 
     def _on_zero_grad(self, optimizer: Any) -> None:
+        self._losses.on_zeroed()
         watched = self._watched.get(id(optimizer), ())
         for gradient in watched:
             gradient.on_zeroed()
@@ -244,22 +275,26 @@ class StepHooks:
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._before = versions_of(parameters_of(optimizer))
         self._samples = {}
-        if any(callable(argument) for argument in (*args[1:], *kwargs.values())):
-            return  # a closure computes the gradients within the step
         self._steps += 1
-        watched = self._watched.get(id(optimizer), ())
-        found = [each.before_step() for each in watched]
+        self._passes.on_computed()
+        if _has_closure(args, kwargs):
+            return  # it computes the gradients within the step
+        self._judge_gradients(optimizer)
+        if is_checked(self._number) and getattr(optimizer, "found_inf", None) is None:
+            with quiet():
+                self._samples = dict(_with_gradient(optimizer))
+
+    def _judge_gradients(self, optimizer: Any) -> None:
+        found = [each.before_step() for each in self._watched.get(id(optimizer), ())]
         if found:
             lost, carried, same = (all(flags) for flags in zip(*found, strict=True))
             self._discarded |= lost
             self._carried |= carried
             self._repeated |= same
-        self._passes.on_computed()
-        if is_checked(self._number) and getattr(optimizer, "found_inf", None) is None:
-            with quiet():
-                self._samples = dict(_with_gradient(optimizer))
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if _has_closure(args, kwargs):
+            self._judge_gradients(optimizer)
         for gradient in self._watched.get(id(optimizer), ()):
             gradient.after_step()
         parameters = list(parameters_of(optimizer))
@@ -302,6 +337,7 @@ class StepHooks:
                 self._versions.get(name) != versions[name],
                 number in self._optimized,
                 self._stuck.get(number),
+                parameter.element_size() < 4,
             )
             for name, parameter in parameters.items()
         )
@@ -312,7 +348,8 @@ class StepHooks:
                 "untied": untied(self._root, self._ties),
                 "unregistered": left_out(self._unregistered, optimized),
             }
-        passes, idle_autocast = self._passes.end_step()
+        passes, more = self._passes.end_step()
+        losses = self._losses.end_step()
         facts = StepFacts(
             self._observer.step_number,
             found,
@@ -326,15 +363,32 @@ class StepHooks:
             self._has_modes and bool(self._steps) and not self._root.training,
             tuple(self._dropout),
             passes,
-            idle_autocast,
+            **more,
             **self._initial,
             **structure,
+            decays=tuple(float(group.get("weight_decay") or 0.0) for group in groups),
+            losses=losses,
+            seen=self._seen(),
         )
         self._initial = {}
         self._number += 1
         self._versions = versions
         self._forget()
         self._check(facts)
+
+    def _seen(self) -> frozenset[str]:
+        """Return what there was to look at until now."""
+        passes, losses = self._passes, self._losses
+        found = {
+            "steps": bool(self._steps), "training": passes.has_trained,
+            "evaluation": passes.was_evaluated, "loss": losses.values,
+            "graph": losses.values and not losses.hidden,
+        }  # fmt: skip
+        return frozenset(name for name, is_there in found.items() if is_there)
+
+
+def _has_closure(args: Any, kwargs: Any) -> bool:
+    return any(callable(argument) for argument in (*args[1:], *kwargs.values()))
 
 
 def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:

@@ -37,13 +37,18 @@ def initial_weights(
         for name, parameter in layer.named_parameters(recurse=False)
         if name == "weight"
     }
+    stacks = nn.TransformerEncoder, nn.TransformerDecoder  # they copy one layer
+    copied = {
+        id(each) for layer in root.modules() if isinstance(layer, stacks)
+        for each in layer.parameters()
+    }  # fmt: skip
     for name, parameter in parameters.items():
         # not on a device, where nobody waits for it; not lazy, quantized or a part of the whole
         if not is_plain(parameter) or not parameter.is_floating_point():
             continue
         summary, values = summarize(parameter.detach()), view(parameter.detach())
         assert isinstance(summary, Summary)
-        compared = parameter.requires_grad and parameter.ndim > 1
+        compared = parameter.requires_grad and parameter.ndim > 1 and id(parameter) not in copied
         yield InitialWeight(
             name,
             parameter.ndim,

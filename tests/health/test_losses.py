@@ -1,0 +1,235 @@
+"""Rules over losses, labels, inputs and second calls: each with its bug, and with the fix."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import tensortap as tap
+from tensortap.rooms.health.torch.probe import probe
+
+
+def found(net, loss, *, steps=12, lr=1e-3, parameters=None):
+    """Return the rules that found something in a training of `steps` steps."""
+    optimizer = torch.optim.Adam(net.parameters() if parameters is None else parameters, lr)
+    with tap.track(net, optimizer, alerts=True) as tracker:
+        for number in range(steps):
+            optimizer.zero_grad()
+            loss(number).backward()
+            optimizer.step()
+            tracker.step()
+    assert not tracker.unseen
+    return {alert.rule for alert in (*tracker.alerts, *tracker.hints)}
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def classifier(*more):
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3), *more)
+
+
+def batch(n=16):
+    x = torch.randn(n, 4)
+    return x, x[:, :3].argmax(1)
+
+
+CASES = {
+    "applied_twice": (
+        lambda: (classifier(nn.Softmax(1)), F.cross_entropy),
+        lambda: (classifier(), F.cross_entropy),
+    ),
+    "not_log_probabilities": (
+        lambda: (classifier(), F.nll_loss),
+        lambda: (classifier(nn.LogSoftmax(1)), F.nll_loss),
+    ),
+    "labels_ignored": (
+        lambda: (classifier(), lambda out, y: F.cross_entropy(out, torch.full_like(y, -100))),
+        lambda: (classifier(), lambda out, y: F.cross_entropy(out, y.where(y > 0, -100))),
+    ),
+    "odd_labels": (
+        lambda: (classifier(), lambda out, y: F.cross_entropy(out, 0 * y)),
+        lambda: (classifier(), F.cross_entropy),
+    ),
+    "loss_broadcasts": (
+        lambda: (classifier(), lambda out, y: F.mse_loss(out[:, :1], y.float())),
+        lambda: (classifier(), lambda out, y: F.mse_loss(out[:, 0], y.float())),
+    ),
+    "target_gradient": (
+        lambda: (classifier(), lambda out, y: F.mse_loss(out[:, 0], out[:, 1] + y)),
+        lambda: (classifier(), lambda out, y: F.mse_loss(out[:, 0], out[:, 1].detach() + y)),
+    ),
+    "softmax_over_batch": (
+        lambda: (classifier(), lambda out, y: -out.softmax(0).log()[:, 0].mean()),
+        lambda: (classifier(), lambda out, y: -out.softmax(1).log()[:, 0].mean()),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize(("rule", "is_fixed"), list(itertools.product(CASES, (False, True))))
+def test_graphs_of_losses(rule, is_fixed):
+    net, criterion = CASES[rule][is_fixed]()
+
+    def loss(_):
+        x, y = batch()
+        return criterion(net(x), y)
+
+    assert (rule in found(net, loss)) is not is_fixed
+
+
+@pytest.mark.parametrize("is_shuffled", [True, False])
+def test_a_loss_that_stays_at_chance(is_shuffled):
+    net = classifier()
+
+    def loss(_):
+        x, y = batch(64)
+        return F.cross_entropy(net(x), y.roll(1) if is_shuffled else y)
+
+    assert ("not_learning" in found(net, loss, steps=60, lr=0.03)) is is_shuffled
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_mean_losses_that_add_up(divided):
+    net = classifier()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with tap.track(net, optimizer, alerts=True) as tracker:
+        for _ in range(6):
+            optimizer.zero_grad()
+            for _ in range(4):
+                x, y = batch()
+                loss = F.cross_entropy(net(x), y)
+                (loss / 4 if divided else loss).backward()
+            optimizer.step()
+            tracker.step()
+    assert ("accumulation" in {hint.rule for hint in tracker.hints}) is not divided
+
+
+class Language(nn.Module):
+    def __init__(self, masked=True):
+        super().__init__()
+        self.embed, self.q, self.out = nn.Embedding(12, 8), nn.Linear(8, 8), nn.Linear(8, 12)
+        self.masked = masked
+
+    def forward(self, tokens):
+        h = self.embed(tokens).unsqueeze(1)
+        h = h + F.scaled_dot_product_attention(self.q(h), h, h, is_causal=self.masked)
+        return self.out(h.squeeze(1))
+
+
+@pytest.mark.parametrize(
+    ("masked", "shift", "rules"),
+    [(True, 1, set()), (False, 1, {"sees_the_future"}), (True, 0, {"odd_labels"})],
+)
+def test_tokens(masked, shift, rules):
+    net = Language(masked)
+
+    def loss(_):
+        tokens = torch.randint(0, 12, (6, 9)).cumsum(1) % 12
+        labels = tokens[:, shift : shift + 8]
+        return F.cross_entropy(net(tokens[:, :8]).flatten(0, 1), labels.flatten())
+
+    assert found(net, loss) & {"sees_the_future", "odd_labels"} == rules
+
+
+@pytest.mark.parametrize("mixes", [True, False])
+def test_rows_that_influence_each_other(mixes):
+    class Net(nn.Linear):
+        def forward(self, x):
+            return super().forward(x - x.mean(0) if mixes else x)
+
+    net = Net(4, 3)
+
+    def loss(_):
+        x = torch.randn(8, 4)
+        return F.cross_entropy(net(x), x[:, :3].argmax(1))
+
+    assert ("rows_mixed" in found(net, loss)) is mixes
+
+
+@pytest.mark.parametrize("reads_last", [True, False])
+def test_padding(reads_last):
+    net = nn.ModuleDict({"embed": nn.Embedding(9, 8), "out": nn.Linear(8, 2)})
+
+    def loss(_):
+        lengths = torch.arange(8) % 5 + 3
+        tokens = torch.randint(1, 9, (8, 8)) * (torch.arange(8) < lengths[:, None])
+        h = net["embed"](tokens)
+        h = h.mean(1) if reads_last else h[torch.arange(8), lengths - 1]
+        return F.cross_entropy(net["out"](h), tokens[:, 0] % 2)
+
+    assert ("padding" in found(net, loss)) is reads_last
+
+
+@pytest.mark.parametrize("bug", [True, False])
+def test_inputs(bug):
+    net = nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(16, 2))
+    fixed = torch.randint(0, 20, (8, 2))
+    rules = found(net, lambda n: net((0 if bug else 1) * torch.randint(0, 20, (8, 2))).mean())
+    assert ("one_index" in rules) is bug
+    rules = found(net, lambda n: net(fixed.clone() if bug else (fixed + n) % 20).mean())
+    assert ("same_batch" in rules) is bug
+
+
+@pytest.mark.parametrize("size", [1, 8])
+def test_batch_norm_with_single_rows(size):
+    net = nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4), nn.ReLU())
+    rules = found(net, lambda _: net(torch.randn(size, 2, 9)).square().mean())
+    assert ("batch_norm" in rules) is (size == 1)
+
+
+@pytest.mark.parametrize("bug", [True, False])
+def test_parameters_that_hardly_learn(bug):
+    net = classifier()
+    net[0].requires_grad_(not bug)
+    assert ("mostly_frozen" in found(net, lambda _: net(torch.randn(8, 4)).mean())) is False
+    net[2].bias.requires_grad_(not bug)
+    net = nn.Sequential(net[0], nn.Sequential(nn.Linear(8, 8)).requires_grad_(not bug), net[2])
+    net[2].requires_grad_(True)
+    assert ("mostly_frozen" in found(net, lambda _: net(torch.randn(8, 4)).mean())) is bug
+    net, rate = classifier(), 1e-9 if bug else 1e-3
+    rules = found(net, lambda _: net(torch.randn(8, 4)).mean(), lr=rate, steps=40)
+    assert ("hardly_changes" in rules) is bug
+
+
+def test_training_is_bit_identical_with_losses_and_second_calls_looked_at(monkeypatch):
+    called = []
+    monkeypatch.setattr(
+        "tensortap.rooms.health.torch.passes.probe", lambda *a: called.append(1) or probe(*a)
+    )
+
+    def trained(how):
+        torch.manual_seed(1)
+        net = nn.Sequential(
+            nn.Embedding(12, 8), nn.Dropout(0.2), nn.Flatten(), nn.Linear(40, 8), nn.BatchNorm1d(8),
+            nn.ReLU(), nn.Linear(8, 3),
+        )  # fmt: skip
+        optimizer = torch.optim.AdamW(net.parameters(), 0.01)
+        tracker = tap.track(net, optimizer, alerts=True) if how == "tracked" else None
+        if tracker is not None:
+            tracker.__enter__()
+        losses = []
+        for _ in range(60):
+            optimizer.zero_grad()
+            tokens = torch.randint(0, 12, (8, 5))
+            loss = F.cross_entropy(net(tokens), tokens[:, 0] % 3)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+            if tracker is not None:
+                tracker.step()
+        if tracker is not None:
+            tracker.__exit__(None, None, None)
+            assert not tracker.unseen
+        return [*losses, *copy.deepcopy(net).state_dict().values(), torch.get_rng_state()]
+
+    plain, tracked = trained("plain"), trained("tracked")
+    assert called
+    assert all(map(torch.equal, plain, tracked))
