@@ -75,8 +75,8 @@ def statistics_of(random: Any, own: Any, count: int, factor: float) -> Any:
     )  # fmt: skip
 
 
-def write_rank(run: str, rank: int, ranks: int, steps: int, names: int) -> None:
-    """Write the steps of a rank."""
+def write_rank(run: str, rank: int, ranks: int, steps: int, names: int, clean: bool) -> None:
+    """Write the steps of a rank; in a `clean` run, replicas agree."""
     import numpy as np
 
     from tensortap.capture.queue import Queue
@@ -93,7 +93,7 @@ def write_rank(run: str, rank: int, ranks: int, steps: int, names: int) -> None:
     for step in range(steps):
         if rank == LATE_RANK and step >= 0.9 * steps:
             break
-        wrong = rank == ODD_RANK and step >= ODD_STEP * steps
+        wrong = not clean and rank == ODD_RANK and step >= ODD_STEP * steps
         seqs = range(step * width, step * width + names)
         stats = statistics_of(random, own, names, 1.5 if wrong else 1.0)
         sink.write(
@@ -105,13 +105,15 @@ def write_rank(run: str, rank: int, ranks: int, steps: int, names: int) -> None:
     sink.close(60)
 
 
-def write_run(folder: pathlib.Path, ranks: int, steps: int, names: int) -> pathlib.Path:
+def write_run(
+    folder: pathlib.Path, ranks: int, steps: int, names: int, *, clean: bool = False
+) -> pathlib.Path:
     """Write a finished run with two processes, each taking one rank after the other."""
     from tensortap.runs.folders import end_run, make_run
 
     run = make_run(folder, ranks)
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        jobs = [(str(run), rank, ranks, steps, names) for rank in range(ranks)]
+        jobs = [(str(run), rank, ranks, steps, names, clean) for rank in range(ranks)]
         pool.starmap(write_rank, jobs, chunksize=8)
     end_run(run)
     return run
@@ -124,8 +126,10 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--names", type=int, default=50, help="tensors of a step")
+    parser.add_argument("--clean", action="store_true", help="no rank with other gradients")
     options = parser.parse_args()
-    print(write_run(options.folder, options.ranks, options.steps, options.names))
+    size = options.ranks, options.steps, options.names
+    print(write_run(options.folder, *size, clean=options.clean))
 
 
 if __name__ == "__main__":
