@@ -1,102 +1,122 @@
-"""Rows on runs of many ranks: how reading grows from 16 ranks on.
+"""Rows on large runs: what compaction changes, and how reading grows with ranks.
 
-python -m bench many_ranks
+python -m bench scale                               # 10 million records, which takes some minutes
 python -m bench.scale runs/large/20260101_120000    # a run of bench.scale_runs
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pathlib
 import resource
 import shutil
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from typing import Any
 
-from bench.harness import Row, time_of
+from bench.harness import Row
 from bench.scale_runs import write_run
 
-STEPS, NAMES = 100, 50
-SMALLEST, LARGER = 16, (64, 256, 1024)
+RANKS, STEPS, NAMES = 128, 800, 100
+# question → at most this share of the CPU time and of the memory of the run before compaction
+TARGETS = {"heatmap": (1 / 20, 1 / 5), "one tensor": (1 / 20, None), "stats": (1 / 10, None)}
+QUESTIONS = (
+    "heatmap", "lines", "one tensor", "exponents", "metrics", "replicas", "stats", "names",
+)  # fmt: skip
 
 
-def _measure(pipe: Any, run: pathlib.Path, task: str) -> None:
-    """Send the seconds of each stage, and the peak memory in MB."""
+def _answer(run: Any, question: str) -> Callable[[], object]:
+    """Return what asks a question about a run."""
+    from tensortap.rooms.figures.figures import heatmap_figure
+    from tensortap.rooms.ranks.ranks import over_steps
+
+    table = run.table()
+    kind = "Activation"
+    if question == "heatmap":
+        return lambda: heatmap_figure(table.whole(), kind=kind, metric="rm2")
+    if question == "lines":
+        return lambda: [
+            table.whole().column("rm2")[table.whole().series(kind, name)]
+            for name in table.layers(kind)[:6]
+        ]
+    if question == "one tensor":
+        return lambda: over_steps(table, kind, table.layers(kind)[0], "rm2")
+    if question == "exponents":
+        return lambda: table.whole().exponents(table.whole().rows(kind=kind, step=400))
+    asked = {"metrics": run.metrics, "replicas": run.ranks, "stats": run.stats, "names": run.names}
+    return asked[question]
+
+
+def _measure(pipe: Any, path: pathlib.Path, question: str) -> None:
+    """Send CPU seconds of all threads for opening and the first answer, and memory in MB."""
+    import pandas
     import pyarrow.compute
     import pyarrow.parquet
 
-    from tensortap.rooms.figures.figures import heatmap_figure, ranks_figure
-    from tensortap.rooms.ranks.findings import rank_findings
-    from tensortap.rooms.ranks.mesh import mesh_layout
-    from tensortap.table.table import table_of
+    import tensortap as tap
+    from tensortap.rooms.figures.figures import heatmap_figure
 
+    assert pandas
+    assert heatmap_figure
     assert pyarrow.compute
     assert pyarrow.parquet
-    tables: list[Any] = []
-    found = {"open": time_of(lambda: tables.append(table_of(run)))}
-    (table,) = tables
-    if task == "page":
-        found["figure"] = time_of(
-            lambda: heatmap_figure(table.whole(), kind="Activation", metric="rm2")
-        )
-        found["refresh"] = time_of(table.whole().refresh, 3)
-    elif task == "view":
-        name = table.layers("Activation")[0]
-        found["view"] = time_of(
-            lambda: ranks_figure(
-                table, mesh_layout(table), kind="Activation", metric="rm2", name=name
-            )
-        )
-    else:
-        found["ranks"] = time_of(lambda: rank_findings(table))
-    found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
-    pipe.send(found)
+    start = time.process_time()
+    _answer(tap.open(path), question)()
+    seconds = time.process_time() - start
+    pipe.send((seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000))
 
 
-def measured(run: pathlib.Path) -> dict[str, float]:
-    """Return seconds and the peak memory in MB; each task has a process of its own."""
+def measured(path: pathlib.Path, question: str) -> tuple[float, float]:
+    """Return CPU seconds and memory in MB of a question, in a process of its own."""
     spawn = multiprocessing.get_context("spawn")
-    found: dict[str, float] = {}
-    for task in ("ranks", "view", "page"):
-        here, there = spawn.Pipe()
-        child = spawn.Process(target=_measure, args=(there, run, task))
-        child.start()
-        there.close()
-        found |= here.recv()
-        child.join()
+    here, there = spawn.Pipe()
+    child = spawn.Process(target=_measure, args=(there, path, question))
+    child.start()
+    there.close()
+    found: tuple[float, float] = here.recv()
+    child.join()
     return found
 
 
-def _written_and_measured(folder: pathlib.Path, ranks: int) -> dict[str, float]:
-    run = write_run(folder / str(ranks), ranks, STEPS, NAMES)
-    found = measured(run)
-    shutil.rmtree(run)
-    return found
+def compacted(path: pathlib.Path) -> list[Row]:
+    """Compact a copy of a run, and return a row for each question."""
+    import tensortap as tap
+
+    copy = path.with_name(f"{path.name}-compacted")
+    if not copy.exists():
+        shutil.copytree(path, copy, copy_function=os.link)
+    start = time.process_time()
+    windows = tap.open(copy).compact()
+    seconds = time.process_time() - start
+    if windows:
+        count = sum(tap.open(path).reader.counts().values())
+        print(f"compaction: {count / seconds:,.0f} records per CPU second", file=sys.stderr)
+    rows = []
+    for question in QUESTIONS:
+        (ours, memory), (base, before) = (measured(each, question) for each in (copy, path))
+        time_limit, memory_limit = TARGETS.get(question, (None, None))
+        name = f"{question} of a compacted run ÷ before"
+        note = f"{ours:.2f} s and {memory:.0f} MB; before {base:.2f} s and {before:.0f} MB"
+        rows.append(Row(name, time_limit, True, [ours], [base], note=note))
+        if memory_limit is not None:
+            title = f"memory of the {question}"
+            rows.append(Row(title, memory_limit, True, [memory], [before], unit="MB"))
+    return rows
 
 
-def described(found: dict[str, float]) -> str:
-    """Return what was measured as a line of text."""
-    return ", ".join(f"{k} {v:.3g}" for k, v in found.items()) + " (s, memory in MB)"
-
-
-def many_ranks() -> list[Row]:
+def scale() -> list[Row]:
     folder = pathlib.Path(tempfile.mkdtemp(prefix=".bench-", dir=pathlib.Path(__file__).parent))
     try:
-        base = _written_and_measured(folder, SMALLEST)
-        rows = []
-        for ranks in LARGER:
-            found = _written_and_measured(folder, ranks)
-            times = [each["open"] + each["figure"] for each in (found, base)]
-            note = described(found)
-            name = f"first page of {ranks:,} ranks ÷ of {SMALLEST}"
-            rows.append(Row(name, None, True, times[:1], times[1:], note=note))
-        return rows
+        return compacted(write_run(folder, RANKS, STEPS, NAMES))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-ROWS = [many_ranks]
+ROWS = [scale]
 
 if __name__ == "__main__":
-    print(described(measured(pathlib.Path(sys.argv[1]))))
+    for row in compacted(pathlib.Path(sys.argv[1])):
+        print(f"{row.name}: {row.ratio:.4f}  {row.note}")

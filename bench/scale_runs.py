@@ -52,13 +52,15 @@ def heads_of(rank: int, ranks: int, names: int) -> tuple[Any, ...]:
     return tuple(heads)
 
 
-def statistics_of(random: Any, count: int, factor: float) -> Any:
-    """Return plausible statistics of `count` tensors."""
+def statistics_of(random: Any, own: Any, count: int, factor: float) -> Any:
+    """Return plausible statistics of `count` tensors: `own` numbers are in those of activations."""
     import numpy as np
 
     from tensortap.stats.columns import SummaryColumns
 
     size = np.exp2(-np.arange(count) % 7) * (1 + 0.02 * random.standard_normal(count)) * factor
+    is_own = np.arange(count) % len(KINDS) == KINDS.index("Activation")
+    size = np.where(is_own, size * (1 + 0.01 * own.standard_normal(count)), size)
     counts = np.zeros((5, count), np.int64)
     counts[0] = SHAPE[0] * SHAPE[1] // 8
     figures = np.stack([
@@ -66,14 +68,15 @@ def statistics_of(random: Any, count: int, factor: float) -> Any:
         1.3 * size, 2 * size,
     ])  # fmt: skip
     bins = random.integers(1, 1000, (count, 24))
+    bins[is_own] += own.integers(0, 9, (int(is_own.sum()), 24))
     return SummaryColumns(
         counts.tobytes(), figures.tobytes(), np.full(count, -20, np.int32).tobytes(),
         (np.arange(count + 1, dtype=np.int32) * 24).tobytes(), bins.tobytes(),
     )  # fmt: skip
 
 
-def write_rank(run: str, rank: int, ranks: int, steps: int, names: int) -> None:
-    """Write the steps of a rank."""
+def write_rank(run: str, rank: int, ranks: int, steps: int, names: int, clean: bool) -> None:
+    """Write the steps of a rank; in a `clean` run, replicas agree."""
     import numpy as np
 
     from tensortap.capture.queue import Queue
@@ -86,12 +89,13 @@ def write_rank(run: str, rank: int, ranks: int, steps: int, names: int) -> None:
     heads, width = heads_of(rank, ranks, names), names + 1
     # replicas of a shard have the same statistics: the numbers depend on the place in the mesh
     random = np.random.default_rng(rank % mesh_of(ranks)[1])
+    own = np.random.default_rng(1000 + rank)
     for step in range(steps):
         if rank == LATE_RANK and step >= 0.9 * steps:
             break
-        wrong = rank == ODD_RANK and step >= ODD_STEP * steps
+        wrong = not clean and rank == ODD_RANK and step >= ODD_STEP * steps
         seqs = range(step * width, step * width + names)
-        stats = statistics_of(random, names, 1.5 if wrong else 1.0)
+        stats = statistics_of(random, own, names, 1.5 if wrong else 1.0)
         sink.write(
             RecordColumns(heads, step, seqs, rank, ranks, time.time_ns(), stats), Ticket(1), 0
         )
@@ -101,13 +105,15 @@ def write_rank(run: str, rank: int, ranks: int, steps: int, names: int) -> None:
     sink.close(60)
 
 
-def write_run(folder: pathlib.Path, ranks: int, steps: int, names: int) -> pathlib.Path:
+def write_run(
+    folder: pathlib.Path, ranks: int, steps: int, names: int, *, clean: bool = False
+) -> pathlib.Path:
     """Write a finished run with two processes, each taking one rank after the other."""
     from tensortap.runs.folders import end_run, make_run
 
     run = make_run(folder, ranks)
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        jobs = [(str(run), rank, ranks, steps, names) for rank in range(ranks)]
+        jobs = [(str(run), rank, ranks, steps, names, clean) for rank in range(ranks)]
         pool.starmap(write_rank, jobs, chunksize=8)
     end_run(run)
     return run
@@ -120,8 +126,10 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--names", type=int, default=50, help="tensors of a step")
+    parser.add_argument("--clean", action="store_true", help="no rank with other gradients")
     options = parser.parse_args()
-    print(write_run(options.folder, options.ranks, options.steps, options.names))
+    size = options.ranks, options.steps, options.names
+    print(write_run(options.folder, *size, clean=options.clean))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ from tensortap.text.records import record_line
 from tensortap.values.snapshot import borrow
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     import pandas as pd
     import pyarrow.dataset as ds
 
@@ -118,6 +120,16 @@ class Run(Values):
             record = self.reader.load(head)
             rows.append(NameRow(head, count, 0, record.tags.get("file") or record_line(record)))
         return rows
+
+    @checked
+    def compact(self, executor: Executor | None = None) -> int:
+        """Sort the run into windows, of which figures and comparisons read little.
+
+        The files of the run stay. Call it again for what was written since. With an `executor`
+        of `concurrent.futures` or Dask, windows are written in parallel. Return their number.
+        """
+        windows: int = offer("run.compact")(self.reader, executor)
+        return windows
 
     @checked
     def export(self, target: str | Path, *, names: str | None = None) -> int:

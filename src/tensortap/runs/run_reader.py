@@ -18,11 +18,12 @@ from tensortap.core.errors import MissingExtra, NotFound, TensortapError
 from tensortap.core.files import CorruptFile, contained
 from tensortap.core.record import Kind, Record, Value
 from tensortap.core.rooms import offer
-from tensortap.runs import layout
+from tensortap.runs import layout, windows
 from tensortap.runs.arrow import column, scalar
 from tensortap.runs.payloads import PayloadFiles
 from tensortap.runs.rows import HEAD_COLUMNS, decode_value, records_of, schema
 from tensortap.runs.tables import TAIL, RankTables, Unit
+from tensortap.runs.windows import Window, covering, read_windows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,6 +46,8 @@ class RunReader:
         self._payloads = PayloadFiles(self.path, self._mirror.fetch if self._mirror else None)
         self._cache: dict[tuple[int, Unit, tuple[str, ...]], pa.Table] = {}
         self._places: dict[tuple[int, int], tuple[Unit, int]] = {}  # rank, seq → row group, row
+        self._window_names: list[str] = []
+        self._windows: tuple[Window, ...] = ()
         self._last_seq: dict[int, int] = {}  # rank → newest record that `new_records` returned
         self.refresh()
 
@@ -54,10 +57,22 @@ class RunReader:
             if self._mirror is not None:
                 self._mirror.refresh()
             self.info = layout.read_info(self.path)
+            self.windows = self._read_windows()
+            known = covering(self.windows)
             for rank in layout.ranks_of(self.path):
-                self.by_rank.setdefault(rank, RankTables(self.path, rank))
-            for tables in self.by_rank.values():
-                tables.refresh()
+                tables = self.by_rank.setdefault(rank, RankTables(self.path, rank, self._mirror))
+                tables.refresh(known.covered.get(rank, 0) if known else 0)
+
+    def _read_windows(self) -> tuple[Window, ...]:
+        """Return the windows, which do not change once they are there."""
+        try:
+            names = os.listdir(self.path / windows.FOLDER)
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
+        if names != self._window_names:
+            opened = self._mirror.opened if self._mirror is not None else self.path.joinpath
+            self._window_names, self._windows = names, read_windows(self.path, names, opened)
+        return self._windows
 
     @property
     def ranks(self) -> list[int]:
@@ -72,8 +87,11 @@ class RunReader:
     def counts(self, kind: Kind | None = None) -> dict[str, int]:
         """Return how many records each name has, over all ranks."""
         counts: dict[str, int] = {}
-        for tables in self.by_rank.values():
-            for name, kinds in tables.counts().items():
+        known = covering(self.windows)
+        covered = known.covered if known else {}
+        of_ranks = (t.counts(covered.get(rank, 0)) for rank, t in self.by_rank.items())
+        for found in (known.names if known else {}, *of_ranks):
+            for name, kinds in found.items():
                 if kind is None or kind.value in kinds:
                     count = sum(kinds.values()) if kind is None else kinds[kind.value]
                     counts[name] = counts.get(name, 0) + count
@@ -238,7 +256,7 @@ class RunReader:
         parts = [
             tables.read_part(part, columns)
             for tables in self.by_rank.values()
-            for part in range(len(tables.part_sizes()))
+            for part in range(tables.count)
         ]
         return _joined(parts, columns)
 
@@ -258,11 +276,13 @@ class RunReader:
     def missing(self) -> list[tuple[str, int, int]]:
         """Return (name, step, rank) of the records that were dropped over budget."""
         columns = ["name", "step", "rank", "missing"]
+        known = covering(self.windows)
+        covered = known.covered if known and not known.missing else {}
         found = [
             tables.read_part(part, columns)
-            for tables in self.by_rank.values()
-            for part in range(len(tables.part_sizes()))
-            if part >= len(tables.parts) or tables.parts[part].contents.missing
+            for rank, tables in self.by_rank.items()
+            for part in range(covered.get(rank, 0), tables.count)
+            if part >= tables.sealed or tables.part(part).contents.missing
         ]
         if not found:
             return []
@@ -290,56 +310,83 @@ def is_url(where: object) -> bool:
     return isinstance(where, str) and "://" in where
 
 
+def open_remote(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path in it."""
+    try:
+        import fsspec
+    except ImportError:
+        raise MissingExtra.of(f"{url} needs fsspec", "s3") from None
+    try:
+        files, root = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise TensortapError(f"{url} cannot be opened: {error}") from None
+    return files, root
+
+
 class _Mirror:
-    """A local copy of a run on object storage, in which fsspec caches the files that are read.
+    """A local copy of a run on object storage: of the files that are needed.
 
     All other code works on local files, which it can map into memory.
     """
 
     def __init__(self, url: str) -> None:
-        try:
-            import fsspec
-        except ImportError:
-            raise MissingExtra.of(f"{url} needs fsspec", "s3") from None
         self._url = url
-        try:
-            remote, self._root = fsspec.core.url_to_fs(url)
-        except (ImportError, ValueError) as error:
-            raise TensortapError(f"{url} cannot be opened: {error}") from None
+        self._files, self._root = open_remote(url)
         self.folder = Path(tempfile.mkdtemp(prefix="tensortap-"))
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        self._fs = fsspec.filesystem(
-            "filecache", fs=remote, cache_storage=str(self.folder / ".cache"), check_files=True
-        )
+        self._listed: dict[str, Any] = {}  # what the storage tells about each file
+        self._known: dict[str, Any] = {}  # the same when it was downloaded
 
     def refresh(self) -> None:
-        """Download tables and provenance that are new or have changed."""
+        """List the files, and download run.json and the manifests of windows."""
         try:
-            self._fs.invalidate_cache()
-            files = self._fs.find(self._root)
+            self._files.invalidate_cache()
+            found = self._files.find(self._root, detail=True)
         except FileNotFoundError:
-            files = []
+            found = {}
         except Exception as error:
             raise TensortapError(f"{self._url} cannot be read: {error}") from None
-        if not files:
+        if not found:
             raise NotFound(f"no such run: {self._url}")
-        # tails before sealed tables, so that a tail that is sealed meanwhile is not missed
-        for path in sorted(files, key=lambda path: not path.endswith(".arrows")):
-            name = os.path.relpath(path, self._root)
-            in_top = "/" not in name and name.endswith((".json", ".patch"))  # other files: `fetch`
-            if in_top or (name.startswith("records/") and not name.endswith(".part")):
+        self._listed = {
+            os.path.relpath(path, self._root): (info.get("size"), info.get("ETag"),
+                                                str(info.get("LastModified", info.get("mtime"))))
+            for path, info in found.items()
+        }  # fmt: skip
+        for name in self._listed:
+            if name == layout.RUN_FILE or name.endswith(f"/{windows.MANIFEST}"):
                 self.fetch(name)
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the names and sizes of the files in a folder."""
+        return {
+            os.path.basename(name): size
+            for name, (size, *_) in self._listed.items()
+            if os.path.dirname(name) == folder
+        }
+
+    def opened(self, name: str) -> Any:
+        """Return a file of a window: a roll-up is downloaded, of other files only what is read."""
+        if not name.endswith(windows.WHOLE):
+            return self._files.open(f"{self._root}/{name}", block_size=1 << 20)
+        self.fetch(name)
+        return self.folder / name
 
     def fetch(self, name: str) -> None:
-        """Download a file unless it is cached and has not changed."""
+        """Download a file unless it is here and has not changed."""
+        listed = self._listed.get(name)
+        if listed is not None and self._known.get(name) == listed:
+            return
         target = contained(self.folder, name)
         target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(f"{target.name}.part")
         try:
-            with self._fs.open(f"{self._root}/{name}") as cached:
-                target.unlink(missing_ok=True)
-                os.link(cached.name, target)
+            self._files.get_file(f"{self._root}/{name}", str(draft))
         except FileNotFoundError:
             raise NotFound(f"{self._url} has no {name}") from None
+        draft.replace(target)
+        self._known[name] = listed
 
 
 def _capture_order(record: Record) -> tuple[int, int]:

@@ -11,8 +11,9 @@ import contextlib
 import json
 import os
 import struct
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -154,6 +155,17 @@ def _count_names(table: pa.Table) -> NameCounts:
     return counts
 
 
+def add_counts(found: Iterable[NameCounts]) -> NameCounts:
+    """Return how many rows each name and kind has in all of some tables."""
+    counts: NameCounts = {}
+    for names in found:
+        for name, kinds in names.items():
+            known = counts.setdefault(name, {})
+            for kind, count in kinds.items():
+                known[kind] = known.get(kind, 0) + count
+    return counts
+
+
 # -- reading ---------------------------------------------------------------------------------
 
 
@@ -188,49 +200,94 @@ class TailFile:
         os.close(self._fd)
 
 
+class Storage(Protocol):
+    """Object storage with a run, of which files are downloaded when they are needed."""
+
+    def sizes(self, folder: str) -> Mapping[str, int]:
+        """Return the names and sizes of the files in a folder."""
+        ...
+
+    def fetch(self, name: str) -> None:
+        """Download a file unless it is here and has not changed."""
+        ...
+
+
 class RankTables:
     """Read access to the tables that one rank has written."""
 
-    def __init__(self, run: Path, rank: int) -> None:
+    def __init__(self, run: Path, rank: int, storage: Storage | None = None) -> None:
         self.rank = rank
+        self._storage = storage
         self.truncated = 0  # bytes at the end of the tail that are not a complete batch
-        self.parts: list[PartFile] = []
+        self._names: list[str] = []  # of the files of parts
+        self._opened: dict[int, PartFile] = {}
         self.tail: list[pa.RecordBatch] = []
-        self._counts: NameCounts | None = None
+        self._counts: tuple[int, NameCounts] | None = None
         self._run = run
         self._inner = str(layout.records_folder(Path(), rank))
         self._folder = run / self._inner
         self._tail_part = -1
         self._tail_offset = 0
 
-    def refresh(self) -> None:
-        """Read what was written since the last refresh."""
+    def refresh(self, covered: int = 0) -> None:
+        """Read what was written since the last refresh; `covered` parts are in windows."""
         self._counts = None
         self._read_tail()
         # after the tail, so that a tail that is sealed in the meantime is found as a part
-        for name in self._part_names()[len(self.parts) :]:
-            self.parts.append(_read_part_file(self._own(name), self.rank))
-        if self._tail_part < len(self.parts):
+        self._names = self._part_names()
+        for index in range(covered, self.sealed):
+            self.part(index)
+        if self._tail_part < self.sealed:
             self.tail = []
+
+    @property
+    def sealed(self) -> int:
+        """The number of parts."""
+        return len(self._names)
+
+    @property
+    def parts(self) -> list[PartFile]:
+        """All parts."""
+        return [self.part(index) for index in range(self.sealed)]
+
+    def part(self, index: int) -> PartFile:
+        """Return a part; its footer is read once."""
+        if index not in self._opened:
+            self._opened[index] = _read_part_file(self._own(self._names[index]), self.rank)
+        return self._opened[index]
 
     def _part_names(self) -> list[str]:
         try:
-            return sorted(name for name in os.listdir(self._folder) if name.endswith(".parquet"))
+            names = self._storage.sizes(self._inner) if self._storage else os.listdir(self._folder)
         except FileNotFoundError:
             return []
+        return sorted(name for name in names if name.endswith(".parquet"))
 
     def _own(self, name: str) -> Path:
         """Return the path of a table; raise CorruptFile if a link leads out of the run."""
+        if self._storage is not None:
+            self._storage.fetch(f"{self._inner}/{name}")
         return contained(self._run, f"{self._inner}/{name}")
+
+    def _is_tail_empty(self) -> bool:
+        """Return whether object storage tells that there is no tail, or only its schema."""
+        if self._storage is None:
+            return False
+        nbytes = self._storage.sizes(self._inner).get(layout.TAIL, 0)
+        empty = schema().with_metadata(metadata(len(self._part_names()))).serialize()
+        return nbytes in (0, empty.size)
 
     def _read_tail(self) -> None:
         import pyarrow as pa
 
+        if self._is_tail_empty():
+            self.tail, self._tail_part = [], -1
+            return
         path = self._own(layout.TAIL)
         try:
             with open_regular(path) as stream:
                 columns = pa.ipc.read_schema(pa.ipc.read_message(stream))
-                _check_columns(path, columns)
+                check_columns(path, columns)
                 part = _read_metadata((columns.metadata or {}).get(METADATA_KEY, b"")).part
                 if part == self._tail_part:
                     stream.seek(self._tail_offset)
@@ -239,7 +296,7 @@ class RankTables:
                 self._read_batches(stream, columns)
         except FileNotFoundError:
             self.tail, self._tail_part = [], -1
-        except _unreadable():  # even the schema is incomplete
+        except unreadable():  # even the schema is incomplete
             self.tail, self._tail_part = [], -1
             self.truncated = path.stat().st_size
 
@@ -253,30 +310,27 @@ class RankTables:
                 if _is_compressed(message):
                     break  # tensortap writes none, and a small one may fill the memory
                 batch = pa.ipc.read_record_batch(message, columns)
-                self.tail.append(_validated(batch, self.rank))
-            except _unreadable():
+                self.tail.append(validated(batch, self.rank))
+            except unreadable():
                 break
             self._tail_offset = stream.tell()
         self.truncated = max(0, size - self._tail_offset)
 
-    def counts(self) -> NameCounts:
-        """Return how many records each name and kind has, in order of first appearance."""
+    def counts(self, start: int = 0) -> NameCounts:
+        """Return how many records each name and kind has, in order of first appearance.
+
+        Those before the part `start` are left out.
+        """
         import pyarrow.compute as pc
 
-        if self._counts is not None:
-            return self._counts
-        parts = [part.contents.names for part in self.parts]
+        if self._counts is not None and self._counts[0] == start:
+            return self._counts[1]
+        parts = [self.part(index).contents.names for index in range(start, self.sealed)]
         if self.tail:
             rows = self.read(TAIL, ["name", "kind", "missing"])
             parts.append(_count_names(rows.filter(pc.invert(rows.column("missing")))))
-        counts: NameCounts = {}
-        for names in parts:
-            for name, kinds in names.items():
-                known = counts.setdefault(name, {})
-                for kind, count in kinds.items():
-                    known[kind] = known.get(kind, 0) + count
-        self._counts = counts
-        return counts
+        self._counts = start, add_counts(parts)
+        return self._counts[1]
 
     def units(
         self, name: str | None = None, step: int | None = None, after: int = -1
@@ -298,14 +352,18 @@ class RankTables:
         """Return some columns of a row group, or of the tail."""
         if unit == TAIL:
             return self._tail_table(columns)
-        return _read_parquet(self.parts[unit[0]], columns, group=unit[1])
+        return _read_parquet(self.part(unit[0]), columns, group=unit[1])
 
-    def part_sizes(self) -> list[int]:
-        """Return the number of rows of each part; the tail, if it has rows, is the last."""
-        sizes = [part.contents.rows for part in self.parts]
-        if self.tail:
-            sizes.append(sum(batch.num_rows for batch in self.tail))
-        return sizes
+    @property
+    def count(self) -> int:
+        """The number of parts; the tail, if it has rows, is the last."""
+        return self.sealed + bool(self.tail)
+
+    def size(self, part: int) -> int:
+        """Return the number of rows of a part."""
+        if part < self.sealed:
+            return self.part(part).contents.rows
+        return sum(batch.num_rows for batch in self.tail)
 
     def read_part(
         self, part: int, columns: list[str] | None = None, *, encode_words: bool = False
@@ -314,20 +372,20 @@ class RankTables:
 
         With `encode_words`, names, kinds and dtypes may come dictionary-encoded.
         """
-        if part >= len(self.parts):
+        if part >= self.sealed:
             table = self._tail_table(columns)
         else:
             words = [n for n in _WORDS if n in columns] if encode_words and columns else None
-            table = _read_parquet(self.parts[part], columns, words)
+            table = _read_parquet(self.part(part), columns, words)
         return table.replace_schema_metadata(None)
 
     def take(self, part: int, rows: NDArray[np.int64], columns: list[str]) -> pa.Table:
         """Return ascending rows of a part; only the row groups that hold them are read."""
         import pyarrow as pa
 
-        if part >= len(self.parts):
+        if part >= self.sealed:
             return self._tail_table(columns).take(row_indices(rows))
-        footer = self.parts[part].footer
+        footer = self.part(part).footer
         sizes = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
         starts = np.concatenate([[0], np.cumsum(sizes)])
         groups = np.searchsorted(starts, rows, side="right") - 1
@@ -357,8 +415,8 @@ def _read_parquet(
         with pq.ParquetFile(part.path, metadata=part.footer, read_dictionary=words) as file:
             groups = list(range(part.footer.num_row_groups)) if group is None else [group]
             limit = _LARGEST_TABLE + 50 * part.path.stat().st_size
-            return _validated(read_groups(file, groups, columns, limit), part.rank)
-    except _unreadable() as error:
+            return validated(read_groups(file, groups, columns, limit), part.rank)
+    except unreadable() as error:
         raise CorruptFile(f"{part.path} cannot be read: {plain(str(error))}") from None
 
 
@@ -368,7 +426,7 @@ def _read_part_file(path: Path, rank: int) -> PartFile:
     try:
         check_regular(path)
         footer = pq.read_metadata(path)
-        _check_columns(path, footer.schema.to_arrow_schema())
+        check_columns(path, footer.schema.to_arrow_schema())
         contents = _read_metadata((footer.metadata or {}).get(METADATA_KEY, b"")).contents
         if contents is None:
             raise CorruptFile(f"{path} is not a table of a run: its metadata is missing")
@@ -376,7 +434,7 @@ def _read_part_file(path: Path, rank: int) -> PartFile:
         groups = [footer.row_group(i).column(column) for i in range(footer.num_row_groups)]
         ranges = [group.statistics for group in groups]
         steps = [(r.min, r.max) if r and r.has_min_max else _ANY_STEP for r in ranges]
-    except _unreadable() as error:
+    except unreadable() as error:
         raise CorruptFile(f"{path} cannot be read: {plain(str(error))}") from None
     if footer.num_row_groups > footer.num_rows:
         raise CorruptFile(f"{path} has row groups without rows")
@@ -388,14 +446,14 @@ def _read_part_file(path: Path, rank: int) -> PartFile:
 # -- checks of tables that somebody else may have written ------------------------------------
 
 
-def _unreadable() -> tuple[type[Exception], ...]:
+def unreadable() -> tuple[type[Exception], ...]:
     """Return the errors that pyarrow raises for damaged files."""
     import pyarrow as pa
 
     return (pa.ArrowException, EOFError, OSError, ValueError, TypeError, MemoryError)
 
 
-def _check_columns(path: Path, found: pa.Schema) -> None:
+def check_columns(path: Path, found: pa.Schema) -> None:
     """Raise CorruptFile unless a table has the columns of the format."""
     if found.equals(schema()):
         return
@@ -404,8 +462,11 @@ def _check_columns(path: Path, found: pa.Schema) -> None:
             raise CorruptFile(f"{path} is not a table of a run: its column {field.name} is missing")
 
 
-def _validated(rows: Any, rank: int) -> Any:
-    """Return rows after checking each of their bytes: Arrow trusts offsets and would crash."""
+def validated(rows: Any, rank: int | None) -> Any:
+    """Return rows after checking each of their bytes: Arrow trusts offsets and would crash.
+
+    With a `rank`, all of them must be of it.
+    """
     import pyarrow.compute as pc
 
     rows.validate(full=True)
@@ -413,7 +474,7 @@ def _validated(rows: Any, rank: int) -> Any:
     for name in _REQUIRED:
         if name in names and rows.column(name).null_count:
             raise ValueError(f"the column {name} has empty cells")
-    if "rank" in names and (numbers(rows.column("rank")) != rank).any():
+    if rank is not None and "rank" in names and (numbers(rows.column("rank")) != rank).any():
         raise ValueError(f"it has rows of other ranks than {rank}")
     if "kind" in names and not _KINDS.issuperset(rows.column("kind").unique().to_pylist()):
         raise ValueError("it has records of unknown kinds")

@@ -78,7 +78,7 @@ def metrics_of(origin: Any, names: Sequence[str] = ()) -> pd.DataFrame:
     0     3     0   0.5
     """
     pd = need_pandas("a frame of metrics")
-    table = table_of(origin)
+    table = table_of(origin).index()  # metrics are in it, even if the others are whole tensors
     if names:
         chosen = np.isin(table.name, [i for i, name in enumerate(table.names) if name in names])
     else:
@@ -117,11 +117,18 @@ def codes_of(kinds: list[str], wanted: Sequence[Kind]) -> list[int]:
 def complete_table(reader: RunReader) -> Table:
     """Return the table of a run; compute the statistics that were not recorded."""
     table = table_of(reader)
-    tensors = np.array([bool(dtype) for dtype in table.dtypes], np.bool_)[table.dtype]
-    rows = np.flatnonzero(tensors & np.isnan(table.column("count")))
+    if not _incomplete(table.index()).any():
+        return table
+    rows = np.flatnonzero(_incomplete(table))
     heads = records_of(table.take(rows, HEAD_COLUMNS))
     table.append(summarized(reader.load(head)) for head in heads)
     return table
+
+
+def _incomplete(table: Table) -> NDArray[np.bool_]:
+    """Return which rows are tensors without statistics."""
+    tensors = np.array([bool(dtype) for dtype in table.dtypes], np.bool_)[table.dtype]
+    return tensors & np.isnan(table.column("count"))
 
 
 def summarized(record: Record) -> Record:

@@ -41,6 +41,11 @@ class ShardKeys:
         return self._place.rows.values
 
     @property
+    def places(self) -> list[str]:
+        """The shape and the offsets that each number of `place` stands for."""
+        return self._place.texts
+
+    @property
     def batch(self) -> NDArray[np.int32]:
         """The number of the batch that the tags of each row name."""
         return self._batch.rows.values
@@ -66,7 +71,7 @@ class ShardKeys:
         shape, offsets, placements, tags = (cells.column(name) for name in self.columns)
         texts = [pc.binary_join(c.cast(pa.list_(pa.string())), ",") for c in (shape, offsets)]
         self._place.extend(pc.binary_join_element_wise(*texts, ":"))  # null if there is no shard
-        layout, batch, mesh, words = _tags(tags.combine_chunks(), "placements", "batch", "mesh")
+        layout, batch, mesh, words = tag_codes(tags.combine_chunks(), "placements", "batch", "mesh")
         self._batch.extend_coded(batch, words)
         self._mesh.extend_coded(mesh, words)
         code, words = coded(pc.binary_join(placements, " "))
@@ -75,7 +80,7 @@ class ShardKeys:
         self._flags.extend(flags)
 
 
-def _tags(cells: pa.MapArray, *keys: str) -> tuple[Any, ...]:
+def tag_codes(cells: pa.MapArray, *keys: str) -> tuple[Any, ...]:
     """Return codes of the texts that each tag has, -1 for none, and the texts; "" is the last.
 
     `map_lookup` takes ten times as long.

@@ -23,6 +23,7 @@ from tensortap.runs.arrow import numbers, row_indices
 from tensortap.runs.rows import COLUMNS, STATISTICS, number_of, row_of, schema
 from tensortap.runs.run_reader import RunReader
 from tensortap.runs.tables import RankTables
+from tensortap.runs.windows import WindowBlock, covering, is_loose
 from tensortap.table.columns import VALUE
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ class RowSource(Protocol):
     """The blocks of a table; new rows come after all others."""
 
     blocks: Sequence[RowBlock]
+    names: Sequence[str]  # those of which the order of first appearance is known
     statistics: list[str]  # the names of the numeric columns
+    is_large: bool  # whether rows are not read before something needs them: it is a `RunSource`
     bounded: bool  # whether old rows are evicted: a table then starts over from time to time
     clipped: bool  # whether exponents outside a range were counted in two columns, below and above
     outdated: bool  # whether reported rows are no longer right: the table starts over
@@ -119,21 +122,50 @@ class RunSource:
     """The rows of a run, finished or still being written.
 
     A row keeps its address (rank, part, number in the part) when the tail of a rank is sealed: the
-    sealed part holds the same rows in the same order.
+    sealed part holds the same rows in the same order. Of a compacted run, windows come first, then
+    loose rows.
     """
 
     statistics = ALL_STATISTICS
     bounded = clipped = outdated = False
 
-    def __init__(self, reader: RunReader) -> None:
+    def __init__(self, reader: RunReader, blocks: Sequence[RowBlock] | None = None) -> None:
+        """With `blocks`, these stand for the rows of windows."""
         self.reader = reader
-        self.blocks: Sequence[RowBlock] = []
-        self._next: dict[int, tuple[int, int]] = {}  # rank → part and row to read next
+        self.windows = reader.windows
+        self.is_large = bool(self.windows) and blocks is None
+        self._refreshes = blocks is None  # others follow a table that does
+        self.blocks = self._window_blocks() if blocks is None else blocks
+        known = covering(self.windows)
+        self.names = list(known.names) if known else []
+        # rank → part and row to read next
+        self._next = {rank: (part, 0) for rank, part in (known.covered if known else {}).items()}
         self._started = False
         self._sealed: tuple[Any, Any] = (None, None)  # the columns of a part that were read last
 
+    def _window_blocks(self, *near: str) -> list[RowBlock]:
+        return [
+            WindowBlock(window.records, group)
+            for window in self.windows
+            for group in window.records.groups(*near)
+        ]
+
+    def near(self, kind: str, name: str) -> RunSource:
+        """Return all rows of a name, and few others."""
+        return RunSource(self.reader, self._window_blocks(kind, name))
+
+    def loose(self, late: Integers) -> RunSource:
+        """Return the rows that are in no window, and those of windows at the steps `late`."""
+        blocks: list[RowBlock] = []
+        for window in self.windows if len(late) else ():
+            for group in window.records.groups() if window.has(late).any() else ():
+                step = numbers(window.records.read(group, ["step"]).column("step"))
+                kept = np.flatnonzero(np.isin(step, late))
+                blocks += [WindowBlock(window.records, group, kept)] if len(kept) else []
+        return RunSource(self.reader, blocks)
+
     def refresh(self) -> None:
-        if self._started:
+        if self._started and self._refreshes:
             self.reader.refresh()
         self._started = True
         with self.reader.lock:
@@ -142,21 +174,31 @@ class RunSource:
 
     def _new_blocks(self, rank: int, tables: RankTables) -> Iterator[_RunBlock]:
         first, start = self._next.get(rank, (0, 0))
-        for part, size in enumerate(tables.part_sizes()[first:], first):
-            is_sealed = part < len(tables.parts)
+        for part in range(first, tables.count):
+            is_sealed, size = part < tables.sealed, tables.size(part)
             if size > start:
-                kept = None
-                if not is_sealed or tables.parts[part].contents.missing:
-                    dropped = tables.read_part(part, ["missing"]).column("missing")
-                    kept = false_rows(dropped.slice(start, size - start))
+                kept = self._kept(tables, part, start)
                 yield _RunBlock(self, rank, part, slice(start, size), kept)
             start = 0 if is_sealed else size
             self._next[rank] = part + is_sealed, start
 
+    def _kept(self, tables: RankTables, part: int, start: int) -> Integers | None:
+        """Return the rows from `start` on that are loose and hold a record; None: all."""
+        rank, is_sealed = tables.rank, part < tables.sealed
+        is_read = any(part < window.manifest.parts.get(rank, 0) for window in self.windows)
+        if is_sealed and not is_read and not tables.part(part).contents.missing:
+            return None
+        cells = tables.read_part(part, ["step", "missing"]).slice(start)
+        kept = false_rows(cells.column("missing"))
+        loose = is_loose(self.windows, rank, part, numbers(cells.column("step")))
+        if loose.all():
+            return kept
+        return np.flatnonzero(loose) if kept is None else kept[loose[kept]]
+
     def is_one_block(self, rank: int, part: int, rows: slice) -> bool:
         """Return whether a part is sealed, and has no other rows than these."""
-        parts = self.reader.by_rank[rank].parts
-        return part < len(parts) and rows == slice(0, parts[part].contents.rows)
+        tables = self.reader.by_rank[rank]
+        return part < tables.sealed and rows == slice(0, tables.size(part))
 
     def read_part(self, rank: int, part: int, columns: list[str], rows: slice) -> pa.Table:
         """Return columns of a part, which may have several blocks."""
@@ -165,7 +207,7 @@ class RunSource:
         key = rank, part, columns
         with self.reader.lock:
             tables = self.reader.by_rank[rank]
-            if part >= len(tables.parts):
+            if part >= tables.sealed:
                 return tables.read_part(part, columns)[rows]
             if self._sealed[0] != key:
                 self._sealed = key, tables.read_part(part, columns, encode_words=True)
@@ -227,7 +269,8 @@ class RecordSource:
     """
 
     statistics = ALL_STATISTICS
-    clipped = outdated = is_parallel = False
+    clipped = outdated = is_parallel = is_large = False
+    names = ()
 
     def __init__(
         self,

@@ -50,11 +50,12 @@ from tensortap.table.sources import (
     RecordSource,
     RowBlock,
     RowSource,
+    RunSource,
     read_blocks,
     source_of,
     take_rows,
 )
-from tensortap.table.whole import WholeSource
+from tensortap.table.whole import RolledSource, WholeBlock, WholeSource
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,6 +70,7 @@ Result = TypeVar("Result")
 NONFINITE = "nonfinite"
 _TEXTS = ("name", "kind", "dtype")
 _INTEGERS = {"step": np.int64, "rank": np.int32, "call": np.int64, "seq": np.int64}
+_INDEX = (*_TEXTS, "names", "kinds", "dtypes", "step", "rank")
 _NOT_LAYERS = (Kind.METRIC.value, Kind.ALERT.value)
 _MOST_ALERTS = 10_000  # a small file may hold hundreds of thousands, which nobody reads
 _BOUNDED_ROWS = 1_000_000  # from here on the table of a bounded source starts over
@@ -96,14 +98,18 @@ class Table:
         self._whole: Table | None = None
         self._open_source = open_source
         self._limit = _BOUNDED_ROWS
+        self._near: tuple[tuple[str, str], Table] | None = None
         self._start()
-        self._refresh()
+        if not self._source.is_large:
+            self._refresh()
 
     def _start(self) -> None:
         self.generation += 1
         self._source = self._open_source()
         self._appended: list[RowBlock] = []
+        self._is_read = False
         self._texts = {name: InternedColumn() for name in _TEXTS}
+        self._texts["name"].extend_coded(np.empty(0, np.int64), list(self._source.names))
         self._integers = {name: GrowingArray(kind) for name, kind in _INTEGERS.items()}
         self._statistics: dict[str, GrowingArray] = {}
         self._keys, self._contents = ShardKeys(), GrowingArray(np.uint64)
@@ -111,10 +117,34 @@ class Table:
         self._index = SeriesIndex()
         self._alerts: list[tuple[tuple[int, int, int], Alert]] = []
         self._alert_rows = 0  # those that were looked at
-        self._publish()
+
+    def __getattr__(self, name: str) -> Any:
+        """Read the index columns when one of them is first needed: until then they are not set."""
+        if name not in _INDEX or self._is_read:
+            raise AttributeError(name)
+        self._refresh()
+        return getattr(self, name)
+
+    def index(self) -> Table:
+        """Return this table, or as long as it is not read its whole tensors, which are fewer.
+
+        Both have the same names, kinds and steps, metrics and alerts.
+        """
+        return self if self._is_read else self.whole()
+
+    def near(self, kind: str, name: str) -> Table:
+        """Return a table with all rows of a name, and few others if this one is not read yet."""
+        with self.lock:
+            if self._is_read or not isinstance(self._source, RunSource):
+                return self
+            if self._near is None or self._near[0] != (kind, name):
+                found = Table(lambda: self._source.near(kind, name))  # type: ignore[attr-defined]
+                self._near = (kind, name), found
+            return self._near[1]
 
     def _publish(self) -> None:
         """Set the attributes that hold the index columns, one entry per row."""
+        self._is_read = True
         self.names, self.kinds, self.dtypes = (self._texts[name].texts for name in _TEXTS)
         self.name, self.kind, self.dtype = (self._texts[name].rows.values for name in _TEXTS)
         self.step, self.rank = (self._integers[name].values for name in ("step", "rank"))
@@ -146,7 +176,11 @@ class Table:
         with self.lock:
             if self._parts is not None:
                 self._parts.refresh()
-            return self._refresh()
+            if self._is_read:
+                return self._refresh()
+            self._source.refresh()
+            self._near = None
+            return False
 
     def _refresh(self) -> bool:
         if not self._read_new_rows():
@@ -161,13 +195,25 @@ class Table:
     def whole(self) -> Table:
         """Return a table of whole tensors, which merges what the ranks recorded of each."""
         with self.lock:
-            if self._parts is not None or (self._whole is None and len(self.ranks()) < 2):
+            is_one = self._is_read and self._whole is None and len(self.ranks()) < 2
+            if self._parts is not None or is_one:
                 return self
             if self._whole is None:
-                self._whole = Table(WholeSource(self).open, parts=self)
+                opened = WholeSource(self).open if self._is_read else self._rolled
+                self._whole = Table(opened, parts=self)
             elif self._whole._read_new_rows():
                 self._whole.version += 1
             return self._whole
+
+    def leaders(self) -> Integers:
+        """Return the row of the parts that each row of whole tensors has its name and rank from."""
+        blocks = (block for block in self._source.blocks if isinstance(block, WholeBlock))
+        return np.concatenate([block.leaders for block in blocks])
+
+    def _rolled(self) -> RowSource:
+        if not isinstance(self._source, RunSource):
+            raise TypeError("only tables of runs are read when they are first needed")
+        return RolledSource(self._source, Table)
 
     def append(self, records: Iterable[Record]) -> None:
         """Append records that the source does not have; it must not grow any more."""
@@ -178,7 +224,7 @@ class Table:
             self._read_new_rows()
 
     def _read_new_rows(self) -> bool:
-        start = len(self)
+        start = self._integers["step"].size
         if not self._appended:
             self._source.refresh()
             if self._source.outdated:
@@ -355,8 +401,8 @@ class Table:
         Unless `ordered`, they come as they are: those of each rank in the order of capture.
         """
         with self.lock:
-            code = self._texts["kind"].code(kind), self._texts["name"].code(name)
-            rows = self._series().rows(*code)
+            series = self._series()
+            rows = series.rows(self._texts["kind"].code(kind), self._texts["name"].code(name))
         if rank is not None:
             rows = rows[self.rank[rows] == rank]
         if not ordered:
@@ -382,6 +428,8 @@ class Table:
 
     def layers(self, kind: str | None = None) -> list[str]:
         """Return the names of a kind, or all but metrics, in order of first appearance."""
+        if not self._is_read:
+            return self.whole().layers(kind)
         with self.lock:
             if kind is None:
                 excluded = {self._texts["kind"].code(each) for each in _NOT_LAYERS}
@@ -393,14 +441,18 @@ class Table:
 
     def tensor_kinds(self) -> list[str]:
         """Return the kinds that describe tensors, in the order of the LogFrame schema."""
-        return [kind.value for kind in KINDS if kind.value in self.kinds]
+        return [kind.value for kind in KINDS if kind.value in self.index().kinds]
 
     def ranks(self) -> list[int]:
         """Return the ranks."""
+        if not self._is_read and isinstance(self._source, RunSource):
+            return self._source.reader.ranks
         return [int(rank) for rank in distinct(self.rank)]
 
     def steps(self, kind: str | None = None, name: str | None = None) -> Integers:
         """Return the steps, of all rows or of a kind or of one of its names."""
+        if not self._is_read:
+            return self.whole().steps(kind, name)
         if kind is not None and name is not None:
             return distinct(self.step[self.series(kind, name)])
         if kind is None:
@@ -412,6 +464,8 @@ class Table:
 
         There is one value per step: that of the rank, or the mean of the ranks that reported one.
         """
+        if not self._is_read:
+            return self.whole().metrics(rank)
         series = {
             n: self.series(Kind.METRIC.value, n, rank) for n in self.layers(Kind.METRIC.value)
         }
@@ -426,6 +480,8 @@ class Table:
 
         If there are more than 10,000, the earliest ones, and an alert that counts the others.
         """
+        if not self._is_read:
+            return self.whole().alerts(severity)
         with self.lock:
             rows = np.flatnonzero(self.kind == self._texts["kind"].code(Kind.ALERT.value))
             new, self._alert_rows = rows[self._alert_rows :], len(rows)

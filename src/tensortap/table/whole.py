@@ -16,13 +16,14 @@ merged row has the name, order and rank of the part with the lowest rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tensortap.runs.arrow import dictionary_array, lists, number_array, numbers, row_indices
 from tensortap.runs.rows import STATISTICS
+from tensortap.runs.windows import WindowBlock
 from tensortap.stats.merge import merge_column, merged_from
 from tensortap.table.columns import NONFINITE_COUNTS
 from tensortap.table.kinds import KINDS
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from tensortap.table.sources import Integers, RowBlock
+    from tensortap.runs.windows import Window
+    from tensortap.table.sources import Integers, RowBlock, RowSource, RunSource
     from tensortap.table.table import Table
 
     Booleans = NDArray[np.bool_]
@@ -54,7 +56,8 @@ class WholeSource:
     `outdated`.
     """
 
-    bounded = clipped = False
+    bounded = clipped = is_large = False
+    names = ()
 
     def __init__(self, parts: Table) -> None:
         self._parts = parts
@@ -147,6 +150,53 @@ class WholeSource:
         return rows[kept][order], np.diff(np.append(starts, len(order)))
 
 
+class RolledSource:
+    """Whole tensors of a compacted run: the roll-ups of its windows, and loose rows, merged.
+
+    Of steps to which rows came late, all rows are merged again.
+    """
+
+    bounded = clipped = is_large = False
+
+    def __init__(
+        self, source: RunSource, new_table: Callable[[Callable[[], RowSource]], Table]
+    ) -> None:
+        self.names, self.statistics = source.names, source.statistics
+        self.outdated = False
+        self._windows = source.windows
+        self._loose = new_table(lambda: source.loose(np.empty(0, np.int64)))
+        self._late = self._late_steps()
+        if len(self._late):
+            self._loose = new_table(lambda: source.loose(self._late))
+        self._whole = WholeSource(self._loose).open()
+        self._rolled = [block for w in self._windows for block in self._blocks_of(w)]
+        self.blocks: Sequence[RowBlock] = self._rolled
+
+    def _late_steps(self) -> Integers:
+        """Return steps of loose rows that windows have, too."""
+        steps = self._loose.steps()
+        inside = np.zeros(len(steps), np.bool_)
+        for window in self._windows:
+            inside |= window.has(steps)
+        return steps[inside]
+
+    def _blocks_of(self, window: Window) -> Iterator[RowBlock]:
+        for group in window.whole.groups():
+            kept = None
+            if window.has(self._late).any():
+                step = numbers(window.whole.read(group, ["step"]).column("step"))
+                kept = np.flatnonzero(~np.isin(step, self._late))
+            if kept is None or len(kept):
+                yield WindowBlock(window.whole, group, kept)
+
+    def refresh(self) -> None:
+        """Report new rows that are in no window."""
+        self._loose.refresh()
+        self._whole.refresh()
+        self.outdated = self._whole.outdated or len(self._late_steps()) > len(self._late)
+        self.blocks = [*self._rolled, *self._whole.blocks]
+
+
 class WholeBlock:
     """Rows of a table that were reported together, as groups: `rows` lists their members."""
 
@@ -164,6 +214,7 @@ class WholeBlock:
         sizes = lengths[self._several]
         self._member_starts = np.cumsum(sizes) - sizes
         self._columns: dict[str, Floats] = {}  # statistics of the merged groups
+        self.leaders = rows[self._starts]  # whose name and rank the groups have
         # adjacent rows are read faster than chosen ones
         self._is_plain = len(rows) == len(lengths) and bool((np.diff(rows) == 1).all())
 
@@ -185,7 +236,7 @@ class WholeBlock:
 
     def _held(self, name: str, rows: Integers) -> pa.Array:
         """Return a column that the table of parts has in memory."""
-        parts, leaders = self._parts, self._rows[self._starts[rows]]
+        parts, leaders = self._parts, self.leaders[rows]
         if name in _TEXTS:
             return dictionary_array(getattr(parts, name)[leaders], getattr(parts, _TEXTS[name]))
         if name in _INTEGERS:
@@ -199,7 +250,7 @@ class WholeBlock:
 
     def take(self, rows: Integers, columns: list[str]) -> pa.Table:
         """Return columns of the given rows."""
-        table = self._parts.take(self._rows[self._starts[rows]], columns)
+        table = self._parts.take(self.leaders[rows], columns)
         merged = np.flatnonzero(self._place[rows] >= 0)
         if not len(merged):
             return table

@@ -19,8 +19,10 @@ from tensortap.rooms.compare.report import Difference, Key, Missing
 from tensortap.rooms.compare.rules import RuleSet
 from tensortap.rooms.compare.tensors import Tolerance
 from tensortap.runs.arrow import scalar
-from tensortap.runs.rows import HEAD_COLUMNS, NO_VALUE, STATISTICS, records_of
-from tensortap.table.columns import has_tag
+from tensortap.runs.rows import HEAD_COLUMNS, NO_VALUE, records_of
+from tensortap.table.numbering import codes, first_of
+from tensortap.table.replicas import unequal_groups
+from tensortap.table.shard_keys import LAYOUT, PARTIAL, SHARD, tag_codes
 from tensortap.table.table import Table
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ Groups = dict[Place, Integers]  # rows of all ranks
 _TRACKED = (
     Kind.ACTIVATION, Kind.GRADIENT, Kind.WEIGHT, Kind.WEIGHT_GRADIENT, Kind.OPTIMISER_STATE,
 )  # fmt: skip
+_PARAMETERS = {kind.value for kind in _TRACKED[2:]}
+_CHUNK = 1 << 17  # pairs that are looked at together
 _ABOUT_TRAINING = (Kind.ALERT.value, Kind.HEALTH.value)
 
 
@@ -99,16 +103,11 @@ class ChosenRecords(NamedTuple):
         Values of tensor-parallel models whose layout is unknown may be shards, too. In a program
         that runs on several devices, each device has its own calls, one after the other.
         """
-        import pyarrow as pa
         import pyarrow.compute as pc
 
-        cells = self.table.take(self.rows, ["shard_shape", "tags"])
-        sharded = np.asarray(pc.is_valid(cells.column("shard_shape"))) | has_tag(
-            cells, "placements"
-        )
-        tags = cells.column("tags").filter(pa.array(sharded))
-        devices = pc.map_lookup(tags, "devices", "first").to_pylist()
-        return self.grouped(self.rows[sharded], [int(count or 1) for count in devices])
+        rows = self.rows[self.table.shard_keys().has(SHARD | LAYOUT, self.rows)]
+        devices = pc.map_lookup(self.table.take(rows, ["tags"]).column("tags"), "devices", "first")
+        return self.grouped(rows, [int(count or 1) for count in devices.to_pylist()])
 
     def grouped(self, rows: Integers, devices: Iterable[int] = ()) -> Groups:
         """Return rows by name, kind, step and call; each of several devices has its own calls."""
@@ -206,17 +205,37 @@ def _key_columns(records: ChosenRecords, codes: dict[str, int]) -> list[NDArray[
     return columns
 
 
-def same(a: ChosenRecords, b: ChosenRecords, pairs: Pairs, *, equal_nan: bool) -> NDArray[np.bool_]:
-    """Return which pairs are equal without reading payloads: by digest, value or statistics.
+class Same(NamedTuple):
+    """Which pairs are equal without reading payloads, and of which only statistics are known."""
+
+    equal: NDArray[np.bool_]
+    by_statistics: NDArray[np.bool_]
+
+
+def same(a: ChosenRecords, b: ChosenRecords, pairs: Pairs, *, equal_nan: bool) -> Same:
+    """Return which pairs are equal: by digest, value or statistics.
 
     Without `equal_nan` equal bytes may still differ, where they hold a NaN.
     """
+    nothing = np.zeros(len(pairs.a), np.bool_)
+    found = Same(nothing, nothing.copy())
+    if not equal_nan or not len(pairs.a):
+        return found
+    contents = a.table.contents(), b.table.contents()
+    for start in range(0, len(pairs.a), _CHUNK):  # which bounds the memory
+        rows = [each[start : start + _CHUNK] for each in (pairs.a, pairs.b)]
+        alike = contents[0][rows[0]] == contents[1][rows[1]]
+        for whole, part in zip(found, _same_cells(a.table, b.table, rows, alike), strict=True):
+            whole[start : start + _CHUNK] = part
+    return found
+
+
+def _same_cells(a: Table, b: Table, rows: list[Integers], alike: NDArray[np.bool_]) -> Same:
+    """Return the same for some pairs; `alike` ones have the same statistics."""
     import pyarrow.compute as pc
 
-    if not equal_nan or not len(pairs.a):
-        return np.zeros(len(pairs.a), np.bool_)
     columns = ["digest", "dtype", "value", "payloads", "tags", "count"]
-    cells = a.table.take(pairs.a, columns), b.table.take(pairs.b, columns)
+    cells = a.take(rows[0], columns), b.take(rows[1], columns)
 
     def equal(name: str) -> NDArray[np.bool_]:
         return np.asarray(pc.fill_null(pc.equal(*(each.column(name) for each in cells)), False))
@@ -227,14 +246,49 @@ def same(a: ChosenRecords, b: ChosenRecords, pairs: Pairs, *, equal_nan: bool) -
     only_statistics = [_only_statistics(each) for each in cells]
     by_digest = equal("digest") & equal("dtype")
     by_value = equal("value") & absent("payloads") & ~absent("value") & ~only_statistics[0]
-    by_value &= ~has_tag(cells[0], "file")  # dumped objects are in files of their own
-    by_statistics = only_statistics[0] & only_statistics[1]
+    tags = cells[0].column("tags").combine_chunks()
+    by_value &= tag_codes(tags, "file")[0] < 0  # dumped objects are in files of their own
+    by_statistics = only_statistics[0] & only_statistics[1] & alike
     told = np.asarray(pc.and_(*(pc.is_valid(each.column("digest")) for each in cells)))
     by_statistics &= ~told | by_digest  # digests tell more than statistics
-    for name in STATISTICS if by_statistics.any() else ():
-        one, other = a.table.column(name)[pairs.a], b.table.column(name)[pairs.b]
-        by_statistics &= (one == other) | (np.isnan(one) & np.isnan(other))
-    return by_digest | by_value | by_statistics
+    bare = by_statistics & absent("digest") & (tag_codes(tags, "devices")[0] < 0)
+    return Same(by_digest | by_value | by_statistics, bare)
+
+
+def equal_shards(
+    a: ChosenRecords, b: ChosenRecords, pairs: Pairs, alike: NDArray[np.bool_]
+) -> Pairs:
+    """Return the rows of sharded parameters of which both runs have the same statistics.
+
+    They need not become objects. `alike` pairs have the same statistics, and nothing else.
+    """
+    keys = a.table.shard_keys(), b.table.shard_keys()
+    sharded = [key.has(SHARD | LAYOUT, each.rows) for key, each in zip(keys, (a, b), strict=True)]
+    if not alike.any() or not sharded[0].any():
+        return Pairs(*[a.rows[:0]] * 4)
+    texts = [np.array(key.places, np.object_) for key in keys]
+    kinds = np.array([kind in _PARAMETERS for kind in a.table.kinds])
+    fits = alike & kinds[a.table.kind[pairs.a]]
+    for key, rows in zip(keys, (pairs.a, pairs.b), strict=True):
+        fits &= (key.flags[rows] & (SHARD | PARTIAL)) == SHARD
+    chosen = np.flatnonzero(fits)
+    places = [text[key.place[r[chosen]]] for text, key, r in zip(texts, keys, pairs, strict=False)]
+    chosen = chosen[places[0] == places[1]]
+    # of all rows of a tensor, and of all ranks
+    table, rows = a.table, np.concatenate([pairs.a[chosen], a.rows[sharded[0]]])
+    tensor = codes(table.kind[rows], table.name[rows], table.step[rows], table.call[rows])
+    counts = np.bincount(tensor[len(chosen) :])
+    is_whole = np.bincount(tensor[: len(chosen)], minlength=len(counts)) == counts
+    tensor = tensor[: len(chosen)]
+    within = codes(tensor, keys[0].place[pairs.a[chosen]])  # replicas of a shard
+    differs = tensor[first_of(within)[unequal_groups(table, pairs.a[chosen], within)]]
+    is_whole[differs] = False
+    lone = b.table.shard_keys().has(SHARD | LAYOUT, pairs.only_b)
+    more = {key.place for key in b.keys(pairs.only_b[lone])}
+    for at in first_of(tensor) if more else ():
+        is_whole[tensor[at]] &= a.keys(pairs.a[chosen[at : at + 1]])[0].place not in more
+    chosen = chosen[is_whole[tensor]]
+    return Pairs(pairs.a[chosen], pairs.b[chosen], a.rows[:0], b.rows[:0])
 
 
 def _only_statistics(cells: pa.Table) -> NDArray[np.bool_]:
@@ -300,6 +354,12 @@ def _without_copies(parts: list[RecordPart], others: list[RecordPart]) -> list[R
     return batches[0] if same and seen and first[0][0] in shapes else parts
 
 
+def _without(records: ChosenRecords, *groups: Integers) -> ChosenRecords:
+    """Return the records without some rows."""
+    rows = np.concatenate([records.rows[:0], *groups])
+    return records._replace(rows=np.setdiff1d(records.rows, rows, assume_unique=True))
+
+
 class Plan:
     """The pairs of two runs, and what is known about them without reading values."""
 
@@ -320,29 +380,53 @@ class Plan:
         self._has_initial = [bool((each.table.step[each.rows] < 0).any()) for each in records]
         self.items: list[RecordPair] = []
         self._lone: list[tuple[Key, str]] = []
-        shards = [each.shards() for each in records]
+        pairs = pair(*records)
+        found = same(*records, pairs, equal_nan=tolerance.equal_nan)
+        known = equal_shards(*records, pairs, found.by_statistics)
+        self._count_equal_shards(known)
+        # row of the first run → the row of the second one that is equal without reading payloads
+        self._equal_to = np.full(len(records[0].table), -1)
+        self._equal_to[pairs.a[found.equal]] = pairs.b[found.equal]
+        rest = [_without(each, rows) for each, rows in zip(records, known, strict=False)]
+        shards = [each.shards() for each in rest]
         groups = {
             at: [
                 group[at] if at in group else each.rows_at(*at)
-                for each, group in zip(records, shards, strict=True)
+                for each, group in zip(rest, shards, strict=True)
             ]
             for at in {**shards[0], **shards[1]}
         }
         for at in self._same_unknown(groups):
             del groups[at]
-        groups |= self._on_other_ranks(shards)
+        groups |= self._on_other_ranks(rest, shards)
         self.unplaced: list[Key] = []
         self._pair_sharded(groups)
-        a, b = (
-            each._replace(rows=np.setdiff1d(each.rows, np.concatenate(found), assume_unique=True))
-            if (found := [group[i] for group in groups.values()])
-            else each
-            for i, each in enumerate(records)
-        )
-        self._pair_plain(a, b)
+        for i, each in enumerate(rest):
+            rest[i] = _without(each, *(group[i] for group in groups.values()))
+        if len(known.a) or groups:
+            pairs = pair(*rest)
+        self._pair_plain(*rest, pairs)
         self.items.sort(key=lambda item: (item.key.step, item.seq, item.key.rank))
         self.by_key = {item.key: item for item in self.items}
-        self.compared = self.equal + len(self.items)
+        self.compared = self.equal + self.equal_shards + len(self.items)
+
+    def _count_equal_shards(self, known: Pairs) -> None:
+        """Count tensors as if they were compared by statistics; `shard_rows` have their order."""
+        rows = known[self.ordered_by]
+        chosen = self.records[self.ordered_by]
+        table = chosen.table
+        rows = rows[np.argsort(table.rank[rows], kind="stable")]
+        place = table.kind[rows], table.name[rows], table.step[rows], table.call[rows]
+        rows = rows[first_of(codes(*place))]
+        is_ignored = [
+            [self._rules.find(name, kind).ignore for name in chosen.names] for kind in table.kinds
+        ]
+        ignored = (
+            np.array(is_ignored)[table.kind[rows], table.name[rows]] if len(rows) else rows > 0
+        )
+        self.shard_rows = rows[~ignored]
+        self.ignored += int(ignored.sum())
+        self.equal_shards = len(self.shard_rows)
 
     def _same_unknown(self, groups: dict[Place, list[Any]]) -> set[Place]:
         """Return where both runs have values of unknown layout on the same ranks."""
@@ -357,9 +441,8 @@ class Plan:
                         if any(list(itertools.islice(known, len(own))))}  # fmt: skip
         return unknown
 
-    def _pair_plain(self, a: ChosenRecords, b: ChosenRecords) -> None:
-        pairs = pair(a, b)
-        equal = same(a, b, pairs, equal_nan=self._tolerance.equal_nan)
+    def _pair_plain(self, a: ChosenRecords, b: ChosenRecords, pairs: Pairs) -> None:
+        equal = self._equal_to[pairs.a] == pairs.b
         self.equal = int(equal.sum())
         ordered = (a.table, pairs.a), (b.table, pairs.b)
         table, in_order = ordered[self.ordered_by]
@@ -395,13 +478,15 @@ class Plan:
             for batch, own in batches[0].items():  # the same batches: each is compared by itself
                 self._add(Key(*at, own[0].record.rank), seq, own, batches[1][batch])
 
-    def _on_other_ranks(self, shards: list[Groups]) -> dict[Place, list[Any]]:
+    def _on_other_ranks(
+        self, rest: list[ChosenRecords], shards: list[Groups]
+    ) -> dict[Place, list[Any]]:
         """Return the rows of tensors that the runs have on different ranks, without shards."""
         a, b = self.records
         if a.table.ranks() == b.table.ranks():
             return {}
         found = []
-        for each, known in zip(self.records, shards, strict=True):
+        for each, known in zip(rest, shards, strict=True):
             sharded = np.concatenate([[-1], *known.values()])
             kinds = [i for i, kind in enumerate(each.table.kinds) if kind in _TRACKED]
             rows = each.rows[np.isin(each.table.kind[each.rows], kinds)]

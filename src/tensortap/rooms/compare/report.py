@@ -26,6 +26,11 @@ class Key:
     call: int
     rank: int
 
+    @property
+    def place(self) -> tuple[str, str, int, int]:
+        """Everything but the rank."""
+        return self.name, self.kind, self.step, self.call
+
     def __str__(self) -> str:
         call = f" call {self.call}" if self.call else ""
         rank = "all ranks" if self.rank < 0 else f"rank {self.rank}"

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tensortap.core.arguments import checked
 from tensortap.core.errors import TensortapError, UntrustedFile
 from tensortap.core.patterns import TypedPattern
@@ -102,12 +104,12 @@ def compare_runs(
     bitwise = first_bitwise(judged, plan, rules)
     ranks, told_by = faulty_ranks(differences, plan, sides, _compare)
     ordered = plan.records[plan.ordered_by]
-    table, rows = ordered.table, plan.equal_rows
+    table, rows = ordered.table, np.concatenate([plan.equal_rows, plan.shard_rows])
     columns = [column[rows] for column in (table.name, table.kind, table.step, table.seq)]
     equal = ordered.names, table.kinds, columns
     return CompareReport(
         sides[0].title, sides[1].title, plan.compared, plan.equal,
-        sum(outcome.by == "statistics" for outcome in outcomes),
+        sum(outcome.by == "statistics" for outcome in outcomes) + plan.equal_shards,
         tuple(differences), tuple(plan.missing(sides)), plan.ignored,
         allow_missing, provenance_diff(sides[0].path, sides[1].path),
         culprit(differences, plan, bitwise, ranks, told_by),

@@ -289,7 +289,8 @@ def _two_levels(frame: pd.DataFrame) -> pd.DataFrame:
 class FrameSource:
     """The rows of a LogFrame, as it is now."""
 
-    bounded = outdated = is_parallel = False
+    bounded = outdated = is_parallel = is_large = False
+    names = ()
     clipped = True
 
     def __init__(self, frame: Any) -> None:

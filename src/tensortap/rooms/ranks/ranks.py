@@ -66,8 +66,9 @@ def over_steps(table: Table, kind: str, name: str, metric: str) -> RankMatrix:
     key = table.generation, table.version, kind, name, metric
     known = _last_matrix.get(table)
     if known is None or known[0] != key:
-        rows = table.series(kind, name, ordered=False)
-        known = _last_matrix[table] = key, _matrix(table, rows, table.step[rows], metric)
+        few = table.near(kind, name)
+        rows = few.series(kind, name, ordered=False)
+        known = _last_matrix[table] = key, _matrix(few, rows, few.step[rows], metric)
     return known[1]
 
 

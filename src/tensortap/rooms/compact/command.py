@@ -1,0 +1,33 @@
+"""`tensortap compact`: sort a large run, so that pages and comparisons read little of it."""
+
+from __future__ import annotations
+
+import contextlib
+
+import typer
+
+from tensortap.cli.terminal import message, progress_bar
+from tensortap.core.errors import MissingExtra
+
+
+def compact(
+    run: str = typer.Argument(..., help="Folder or URL of a run."),
+    dask: str | None = typer.Option(
+        None, metavar="tcp://host:8786", help="Use the workers of a Dask cluster."
+    ),
+) -> None:
+    """Sort a large run by tensors; what was compacted before stays, and so do its files."""
+    from tensortap.rooms.compact.compact import compact_run
+    from tensortap.runs.run_reader import RunReader
+
+    with contextlib.ExitStack() as stack:
+        executor = None
+        if dask is not None:
+            try:
+                from distributed import Client
+            except ImportError:
+                raise MissingExtra("--dask needs Dask: pip install 'tensortap[scale]'") from None
+            executor = stack.enter_context(Client(dask)).get_executor()
+        progress = stack.enter_context(progress_bar("compacting"))
+        windows = compact_run(RunReader(run), executor, progress)
+    message(f"wrote {windows:,} windows" if windows else "nothing to compact")

@@ -1,0 +1,208 @@
+"""Plan the windows of a run, and write them: here, or with an executor on other machines.
+
+Windows are independent. Each is written into a draft and then renamed; a draft that nobody writes
+any more is removed. The parts of the run stay as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tensortap.core.errors import TensortapError
+from tensortap.core.files import folder_mode
+from tensortap.rooms.compact.rows import Part, write_rows
+from tensortap.runs import layout
+from tensortap.runs.run_reader import RunReader, is_url, open_remote
+from tensortap.runs.tables import PartFile, add_counts
+from tensortap.runs.windows import (
+    FIRST_STEP,
+    FOLDER,
+    MANIFEST,
+    RECORDS,
+    ROW_GROUP,
+    WHOLE,
+    Manifest,
+)
+
+Progress = Callable[[int, int], object]
+
+
+class WindowJob(msgspec.Struct, frozen=True):
+    """All that is needed to write a window; small enough to send to another machine."""
+
+    run: str  # a folder or a URL
+    manifest: Manifest  # without the numbers of rows
+    parts: tuple[Part, ...]
+
+
+def compact_run(
+    reader: RunReader, executor: Executor | None = None, progress: Progress | None = None
+) -> int:
+    """Write the windows that a run lacks; return how many there were to write.
+
+    While a run grows, only windows are written that all ranks have passed.
+    """
+    reader.refresh()
+    jobs = plan_windows(reader)
+    _prepare(reader, bool(jobs))
+    run = executor.map if executor is not None else map
+    for done, _ in enumerate(run(write_window, jobs), 1):
+        if progress is not None:
+            progress(done, len(jobs))
+    reader.refresh()
+    return len(jobs)
+
+
+def _prepare(reader: RunReader, is_needed: bool) -> None:
+    """Make the folder of windows, and remove drafts that nobody writes any more."""
+    folder = reader.path / FOLDER
+    if is_url(reader.where) or not (is_needed or folder.is_dir()):
+        return
+    try:
+        folder.mkdir(mode=folder_mode(), exist_ok=True)
+    except OSError as error:
+        raise TensortapError(f"cannot write into {reader.path}: {error.strerror}") from None
+    for draft in folder.glob(".*"):
+        with contextlib.suppress(OSError), _locked(draft):
+            shutil.rmtree(draft)
+
+
+# -- planning --------------------------------------------------------------------------------
+
+
+def plan_windows(reader: RunReader) -> list[WindowJob]:
+    """Return the windows that are complete and not written yet, by step."""
+    parts = {rank: tables.parts for rank, tables in reader.by_rank.items()}
+    ends = {rank: max(p.contents.last_step for p in own) for rank, own in parts.items() if own}
+    if not ends:
+        return []
+    has_ended = reader.info.ended is not None
+    # the last step of a part may go on in the next one
+    end = max(ends.values()) if has_ended else min(ends.values()) - 1
+    if not has_ended and len(ends) < len(parts):
+        return []
+    width = max(1, ROW_GROUP // max(reader.info.world_size, len(parts)))
+    known = {window.manifest.first: window.manifest for window in reader.windows}
+    sealed = {rank: len(own) for rank, own in parts.items()}
+    seqs = {rank: own[-1].contents.last_seq for rank, own in parts.items() if own}
+    jobs: list[WindowJob] = []
+    done: list[Manifest] = []
+    covered = dict.fromkeys(parts, 0)
+    first = FIRST_STEP
+    while first <= end:
+        inside = [p for own in parts.values() for p in own if p.contents.last_step >= first]
+        begin = max(first, min((part.contents.first_step for part in inside), default=end), 0)
+        last = min([begin // width * width + width - 1, *(f - 1 for f in known if f > first)])
+        if last > end and not has_ended:
+            break
+        last = known[first].last if first in known else min(last, end)
+        manifest = known.get(first) or Manifest(1, first, last, 0, 0, sealed, seqs, {}, {}, 0)
+        done.append(manifest)
+        covered = {rank: _covered(own, rank, done, covered[rank]) for rank, own in parts.items()}
+        if first not in known:
+            whole = [part.contents for rank, own in parts.items() for part in own[: covered[rank]]]
+            manifest = msgspec.structs.replace(
+                manifest, covered=covered, names=add_counts(each.names for each in whole),
+                missing=sum(each.missing for each in whole),
+            )  # fmt: skip
+            inside = [part for part in inside if part.contents.first_step <= last]
+            jobs.append(WindowJob(reader.where, manifest, tuple(map(_part, inside))))
+        first = last + 1
+    return jobs
+
+
+def _covered(own: list[PartFile], rank: int, done: list[Manifest], count: int) -> int:
+    """Return how many of the first parts of a rank have all rows in windows; `count` or more."""
+    while count < len(own):
+        low, high = own[count].contents.first_step, own[count].contents.last_step
+        touched = [each for each in done if each.first <= high and each.last >= low]
+        in_all = all(count < each.parts.get(rank, 0) for each in touched)
+        if low < FIRST_STEP or high > done[-1].last or not in_all:
+            break
+        count += 1
+    return count
+
+
+def _part(part: PartFile) -> Part:
+    file = f"records/{layout.rank_name(part.rank)}/{part.path.name}"
+    return Part(file, part.rank, part.contents.names)
+
+
+# -- writing ---------------------------------------------------------------------------------
+
+
+def write_window(job: WindowJob) -> int:
+    """Write a window; return how many records it has."""
+    manifest = job.manifest
+    name = f"{manifest.first}-{manifest.last}"
+    if is_url(job.run):
+        return _write_remote(job, name)
+    run = Path(job.run)
+    draft = run / FOLDER / f".{name}.{secrets.token_hex(4)}"
+    draft.mkdir(mode=folder_mode())
+    with _locked(draft):
+        rows = _write(job, draft, lambda file: contextlib.nullcontext(run / file))
+        _sync(draft)
+        try:
+            draft.rename(run / FOLDER / name)
+        except OSError:  # somebody else was faster
+            shutil.rmtree(draft)
+    return rows
+
+
+def _write(job: WindowJob, folder: Path, opened: Callable[[str], Any]) -> int:
+    sizes = write_rows(job.manifest.first, job.manifest.last, job.parts, folder, opened)
+    manifest = msgspec.structs.replace(job.manifest, rows=sizes[0], rolled=sizes[1])
+    layout.write_json(folder / MANIFEST, msgspec.to_builtins(manifest, str_keys=True))
+    return sizes[0]
+
+
+def _write_remote(job: WindowJob, name: str) -> int:
+    """Write a window of object storage: the manifest comes last, without it there is no window."""
+    files, root = open_remote(job.run)
+    with tempfile.TemporaryDirectory(prefix="tensortap-") as temporary:
+        folder = Path(temporary)
+
+        @contextlib.contextmanager
+        def opened(file: str) -> Iterator[Path]:
+            path = folder / "part"
+            files.get_file(f"{root}/{file}", str(path))
+            yield path
+            path.unlink()
+
+        rows = _write(job, folder, opened)
+        for file in (RECORDS, WHOLE, MANIFEST):
+            files.put_file(str(folder / file), f"{root}/{FOLDER}/{name}/{file}")
+    return rows
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a draft while it is written; raise OSError if somebody else does."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _sync(folder: Path) -> None:
+    """Write all files to the disk before the folder gets its name."""
+    for path in (*folder.iterdir(), folder):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,11 @@
+"""Compact: rewrite the sealed parts of a run as sorted windows with a roll-up of whole tensors."""
+
+from __future__ import annotations
+
+from tensortap.rooms import Room
+
+ROOM = Room(
+    name="compact",
+    commands={"compact": "tensortap.rooms.compact.command:compact"},
+    offers={"run.compact": "tensortap.rooms.compact.compact:compact_run"},
+)

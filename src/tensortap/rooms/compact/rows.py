@@ -1,0 +1,263 @@
+"""Write the rows of a window: sorted by kind, name, step, rank, call and seq, and their roll-up.
+
+The rows of a window may not fit into memory. So they are first spread over files of a few tensors
+each, which are then sorted and merged one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from tensortap.core.files import restrict
+from tensortap.runs.arrow import coded, number_array, numbers, row_indices
+from tensortap.runs.rows import COLUMNS, schema
+from tensortap.runs.tables import NameCounts, add_counts, validated
+from tensortap.runs.windows import RECORDS, ROW_GROUP, WHOLE
+from tensortap.table.numbering import codes, first_of
+from tensortap.table.replicas import places_of, same_tensor, unequal_groups
+from tensortap.table.sources import ALL_STATISTICS
+from tensortap.table.table import Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    Integers = NDArray[np.int64]
+
+_TOGETHER = 400_000  # rows that are sorted together, about 500 bytes each
+Key = tuple[str, str]  # kind and name
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A sealed part: its path in the run, and what is in it."""
+
+    file: str
+    rank: int
+    names: NameCounts
+
+
+def write_rows(
+    first: int,
+    last: int,
+    parts: Sequence[Part],
+    folder: Path,
+    opened: Callable[[str], AbstractContextManager[Path]],
+) -> tuple[int, int]:
+    """Write the rows of some steps into a folder; return how many there are and are rolled up."""
+    import pyarrow.parquet as pq
+
+    buckets = _buckets(parts)
+    files = _spread(first, last, parts, folder, opened, buckets)
+    sizes = [0, 0]
+    with ExitStack() as stack:
+        columns = schema().remove_metadata()
+        writers = [
+            stack.enter_context(pq.ParquetWriter(folder / name, kind, compression="zstd"))
+            for name, kind in ((RECORDS, columns), (WHOLE, _rolled_schema()))
+        ]
+        for name in (RECORDS, WHOLE):
+            restrict(folder / name)
+        for file in files:
+            rows = _sorted(file)
+            file.unlink()
+            for writer, made in zip(writers, (rows, rolled_up(rows)), strict=True):
+                for group in _row_groups(made):
+                    writer.write_table(group)
+                sizes[writers.index(writer)] += made.num_rows
+    return sizes[0], sizes[1]
+
+
+# -- spreading and sorting -------------------------------------------------------------------
+
+
+def _buckets(parts: Sequence[Part]) -> dict[Key, int]:
+    """Return the number of the file of each tensor; together they are in the order of keys."""
+    counts = add_counts(part.names for part in parts)
+    sizes = {(kind, name): n for name, kinds in counts.items() for kind, n in kinds.items()}
+    numbers: dict[Key, int] = {}
+    bucket = total = 0
+    for key in sorted(sizes):
+        if total and total + sizes[key] > _TOGETHER:
+            bucket, total = bucket + 1, 0
+        numbers[key], total = bucket, total + sizes[key]
+    return numbers
+
+
+def _spread(
+    first: int,
+    last: int,
+    parts: Sequence[Part],
+    folder: Path,
+    opened: Callable[[str], AbstractContextManager[Path]],
+    buckets: dict[Key, int],
+) -> list[Path]:
+    """Write each row into the file of its tensor."""
+    import pyarrow as pa
+
+    files = [folder / f"{number}.arrows" for number in range(max(buckets.values()) + 1)]
+    columns = schema().remove_metadata()
+    with ExitStack() as stack:
+        writers = [stack.enter_context(pa.ipc.new_stream(str(file), columns)) for file in files]
+        for part in parts:
+            with opened(part.file) as path:
+                for rows in _read(path, part.rank, first, last):
+                    for bucket, own in _by_bucket(rows, buckets):
+                        writers[bucket].write_table(own)
+    return files
+
+
+def _read(path: Path, rank: int, first: int, last: int) -> Iterator[pa.Table]:
+    """Yield the rows of some steps; those of dropped records are left out."""
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(65_536, columns=list(COLUMNS)):
+            rows = validated(_table(batch), rank)
+            step = rows.column("step")
+            inside = pc.and_(pc.greater_equal(step, first), pc.less_equal(step, last))
+            kept = pc.and_(inside, pc.invert(rows.column("missing")))
+            rows = rows if pc.all(kept).as_py() else rows.filter(kept)
+            if rows.num_rows:
+                yield rows
+
+
+def _table(batch: pa.RecordBatch) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.Table.from_batches([batch]).replace_schema_metadata(None)
+
+
+def _by_bucket(rows: pa.Table, buckets: dict[Key, int]) -> Iterator[tuple[int, pa.Table]]:
+    bucket = _tensors(rows, buckets)
+    if (bucket == bucket[0]).all():
+        yield int(bucket[0]), rows
+        return
+    order = np.argsort(bucket, kind="stable")
+    rows = rows.take(row_indices(order))
+    edges = np.flatnonzero(np.diff(bucket[order], prepend=-1))
+    for start, end in zip(edges, np.append(edges[1:], len(order)), strict=True):
+        yield int(bucket[order[start]]), rows.slice(start, end - start)
+
+
+def _tensors(rows: pa.Table, numbers_of: dict[Key, int]) -> Integers:
+    """Return the number of the kind and the name of each row."""
+    (name, names), (kind, kinds) = (coded(rows.column(each)) for each in ("name", "kind"))
+    known = [[numbers_of.get((k, n), 0) for n in names] for k in kinds]
+    return np.array(known, np.int64).reshape(len(kinds), len(names))[kind, name]
+
+
+def _sorted(file: Path) -> pa.Table:
+    import pyarrow as pa
+
+    with pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as stream:
+        rows = stream.read_all()
+    names, kinds = (set(rows.column(each).unique().to_pylist()) for each in ("name", "kind"))
+    keys = {key: i for i, key in enumerate(sorted((k, n) for k in kinds for n in names))}
+    by = [numbers(rows.column(each)) for each in ("seq", "call", "rank", "step")]
+    order = np.lexsort([*by, _tensors(rows, keys)])
+    return rows.take(row_indices(order)).combine_chunks()
+
+
+def _row_groups(rows: pa.Table) -> Iterator[pa.Table]:
+    """Yield rows in groups; a tensor is in as few of them as possible."""
+    tensor = codes(*(coded(rows.column(each))[0] for each in ("kind", "name")))
+    edges = np.append(np.flatnonzero(np.diff(tensor, prepend=-1)), len(tensor))
+    start = 0
+    for end, after in zip(edges[1:], [*edges[2:], len(tensor) + ROW_GROUP], strict=True):
+        if after - start > ROW_GROUP:
+            for at in range(start, end, ROW_GROUP):
+                yield rows.slice(at, min(ROW_GROUP, end - at))
+            start = int(end)
+
+
+# -- the roll-up -----------------------------------------------------------------------------
+
+
+class _Rows:
+    """Rows in memory, as the only block of a table."""
+
+    statistics = ALL_STATISTICS
+    bounded = clipped = outdated = is_parallel = is_large = False
+    names = ()
+
+    def __init__(self, rows: pa.Table) -> None:
+        self.blocks = (self,)
+        self._rows = rows
+
+    def refresh(self) -> None:
+        """Do nothing: there are no new rows."""
+
+    def __len__(self) -> int:
+        return int(self._rows.num_rows)
+
+    def read(self, columns: list[str], start: int) -> pa.Table:
+        return self._rows.select(columns).slice(start)
+
+    def take(self, rows: Integers, columns: list[str]) -> pa.Table:
+        return self._rows.select(columns).take(row_indices(rows))
+
+
+def _rolled_schema() -> pa.Schema:
+    """Return the columns of a roll-up: those of the run format, and what ranks have of a tensor."""
+    import pyarrow as pa
+
+    more = [("records", pa.int32()), ("differs", pa.bool_()), ("far_rank", pa.int32()),
+            ("far", pa.float64())]  # fmt: skip
+    return pa.schema([*schema().remove_metadata(), *(pa.field(*each) for each in more)])
+
+
+def rolled_up(rows: pa.Table) -> pa.Table:
+    """Return whole tensors of sorted rows, as rows of the run format.
+
+    ``records`` is the number of records of the tensor, ``differs`` says whether replicas do,
+    ``far_rank`` is the rank whose RMS is farthest from the median of the ranks, and ``far`` its
+    distance, relative to the median.
+    """
+    import pyarrow as pa
+
+    parts = Table(lambda: _Rows(rows))
+    whole = parts.whole()
+    taken = whole.take(np.arange(len(whole)), list(COLUMNS))
+    leader = np.arange(len(parts)) if whole is parts else whole.leaders()
+    every = np.arange(len(parts))
+    tensor = same_tensor(parts, every)
+    differs = np.zeros(int(tensor.max(initial=-1)) + 1, np.bool_)
+    far_rank, far = np.full(len(differs), -1, np.int32), np.full(len(differs), np.nan)
+    known = np.flatnonzero(~np.isnan(parts.column("rm2")))
+    if len(known) and whole is not parts:
+        places = places_of(parts, known)
+        within = codes(tensor[known], places.batch, places.place)
+        is_unequal = unequal_groups(parts, known, within)
+        differs[tensor[known[first_of(within)[is_unequal]]]] = True
+        _note_farthest(parts, known, tensor, far_rank, far)
+    arrays = [
+        number_array(np.bincount(tensor).astype(np.int32)[tensor[leader]]),
+        pa.array(differs[tensor[leader]]),
+        number_array(far_rank[tensor[leader]], far_rank[tensor[leader]] >= 0),
+        number_array(far[tensor[leader]], far_rank[tensor[leader]] >= 0),
+    ]
+    fields = _rolled_schema()
+    columns = [*(taken.column(name).cast(fields.field(name).type) for name in COLUMNS), *arrays]
+    return pa.Table.from_arrays(columns, schema=fields)
+
+
+def _note_farthest(parts: Table, rows: Integers, tensor: Integers, far_rank: Any, far: Any) -> None:
+    """Note the rank that is farthest from the median of each tensor, and how far it is."""
+    value, of = parts.column("rm2")[rows], tensor[rows]
+    order = np.lexsort((value, of))
+    starts = np.flatnonzero(np.diff(of[order], prepend=-1))
+    sizes = np.diff(np.append(starts, len(order)))
+    median = np.zeros(len(far))
+    median[of[order[starts]]] = value[order[starts + (sizes - 1) // 2]]
+    with np.errstate(all="ignore"):
+        distance = np.abs(value - median[of]) / np.abs(median[of])
+    order = np.lexsort((np.nan_to_num(distance), of))
+    last = order[np.append(starts[1:], len(order)) - 1][sizes > 1]
+    far_rank[of[last]], far[of[last]] = parts.rank[rows[last]], distance[last]
