@@ -26,7 +26,7 @@ def compact(
             try:
                 from distributed import Client
             except ImportError:
-                raise MissingExtra("--dask needs Dask: pip install 'tensortap[scale]'") from None
+                raise MissingExtra.of("--dask needs Dask", "scale") from None
             executor = stack.enter_context(Client(dask)).get_executor()
         progress = stack.enter_context(progress_bar("compacting"))
         windows = compact_run(RunReader(run), executor, progress)
