@@ -207,7 +207,7 @@ class ForkedProcess:
         texts = ["", ""]
 
         def read(number, stream):
-            texts[number] = stream.read()
+            texts[number] = "" if stream.closed else stream.read()
 
         streams = enumerate((self.stdout, self.stderr))
         readers = [threading.Thread(target=read, args=each, daemon=True) for each in streams]
@@ -217,6 +217,8 @@ class ForkedProcess:
             reader.join(timeout)
             if reader.is_alive():
                 raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        self.stdout.close()
+        self.stderr.close()
         self.wait(timeout)
         return tuple(texts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch
 import tensortap as tap
 from tensortap.core.record import Kind
 from tests.commands import type_in
+from tests.forks import Starter
 
 TRAIN = """
     import sys, torch
@@ -399,18 +401,27 @@ ENDS = {
 }
 
 
+@pytest.fixture(scope="module")
+def starter():
+    """A process that has imported what takes long, from which programs are forked."""
+    started = Starter("torch, torch._dynamo, tensortap.cli.main, tensortap.rooms.track.torch.track")
+    yield started
+    started.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
-def test_a_program_ends_as_without_tensortap(tmp_path, program, end):
+def test_a_program_ends_as_without_tensortap(tmp_path, program, end, starter, monkeypatch):
     text, code = ENDS[end]
     path = program(TRAIN + f"    import os\n    {text}\n", bug="")
-    words = [sys.executable, "-m", "tensortap", "run", path]
-    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=110)
-    assert ended.returncode == code, ended.stderr
-    assert "mine" in ended.stdout or end != "hook"
-    assert ended.stderr.count("found nothing") == (
-        end in ("exit", "stdout", "moved", "hook", "fork")
-    )
+    monkeypatch.chdir(tmp_path)
+    words = ["tensortap", "run", str(path)]
+    called = f"import sys; sys.argv = {words}\nfrom tensortap.cli.main import main; main()"
+    ended = starter.start(called, dict(os.environ))
+    out, err = ended.communicate(timeout=110)
+    assert ended.returncode == code, err
+    assert "mine" in out or end != "hook"
+    assert err.count("found nothing") == (end in ("exit", "stdout", "moved", "hook", "fork"))
 
 
 @pytest.mark.slow

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import pty
 import re
 import select
 import signal
-import struct
 import sys
-import termios
 import time
 
 from tests.live.conftest import ROOT
@@ -67,14 +64,12 @@ def test_top_filters_scrolls_and_ends(server, run):
         tap.catch(1.5, "loss"); tap.catch("nan inf", rules.ACTIVE_RULES)
         assert tap.flush(60)
     """).end()
-    env = dict(
-        os.environ, PYTHONPATH=str(ROOT / "src"), TERM="xterm", TENSORTAP_SERVER=str(server.address)
-    )
+    env = dict(os.environ, PYTHONPATH=str(ROOT / "src"), TERM="xterm", LINES="30", COLUMNS="100")
+    env["TENSORTAP_SERVER"] = str(server.address)
     pid, terminal = pty.fork()
     if not pid:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.execve(sys.executable, [sys.executable, "-m", "tensortap", "top"], env)
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
     try:
         whole = _read_until(terminal, r"(?s)loss.*layer000.*… (\d+) more.*pid \d+")
         assert int(whole[1]) == 501 - 22

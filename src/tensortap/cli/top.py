@@ -18,7 +18,7 @@ from tensortap.cli.terminal import message, print_json
 from tensortap.core.record import Kind, Record
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console, Group
 
     from tensortap.api.open import RemoteSession
     from tensortap.api.tables import Rates
@@ -39,13 +39,13 @@ def top(
 
     own = None
     try:
-        view = RemoteSession(server, 3.0)
+        view = RemoteSession(server, 10.0)
     except NotFound:
         if once or as_json or server is not None or not parse_address(None).loopback:
             raise
         own = live.start()
         message(f"no session was running; started one on {own.address}")
-        view = RemoteSession(str(own.address), 3.0)
+        view = RemoteSession(str(own.address), 10.0)
     with view:
         if as_json:
             import json
@@ -92,40 +92,32 @@ class Screen:
             self.pattern += key
         return False
 
-    def draw(self, overview: Overview, rates: Rates, height: int) -> Group:
+    def draw(self, overview: Overview, rates: Rates, console: Console) -> Group:
         """Return what fits: alerts first, then metrics, then other names, and the programs."""
         from rich.console import Group
         from rich.text import Text
 
         from tensortap.api import tables
 
-        found = [row for row in overview.names if self.pattern.lower() in row.head.name.lower()]
-        found.sort(key=lambda row: not _is_metric(row.head))
-        programs = len(overview.clients)
-        room = height - 7 - min(programs, _MOST) - (programs > _MOST) - bool(overview.rejected)
-        alerts: list[Any] = []
-        if overview.alerts:
-            title = Text("alerts", style="bold red")
-            alerts = [title, tables.alerts_table(overview, _MOST), Text()]
-            room -= min(len(overview.alerts), _MOST) + 2
-        room = max(room, 1)
-        self.first = max(0, min(self.first, len(found) - room))
-        shown, more = found[self.first : self.first + room], len(found) - self.first - room
         keys = "q ends, / filters, ↑ ↓ scroll"
         if self.typing:
             keys = "Enter keeps the filter, Esc ends it"
         pattern = f"   /{self.pattern}" if self.typing or self.pattern else ""
-        return Group(
-            tables.header(overview, rates),
-            Text(keys + pattern, style="dim"),
-            Text(),
-            *alerts,
-            tables.names_table(shown, max(more, 0), fold=False)
-            if overview.names
-            else tables.NOTHING,
-            Text(),
-            tables.programs_table(overview, _MOST),
-        )
+        above: list[Any] = [tables.header(overview, rates), Text(keys + pattern, "dim"), Text()]
+        if overview.alerts:
+            above += [Text("alerts", "bold red"), tables.alerts_table(overview, _MOST), Text()]
+        below: list[Any] = [Text(), tables.programs_table(overview, _MOST)]
+        if not overview.names:
+            return Group(*above, tables.NOTHING, *below)
+        found = [row for row in overview.names if self.pattern.lower() in row.head.name.lower()]
+        found.sort(key=lambda row: not _is_metric(row.head))
+        # beside the titles of the columns, and how many more there are
+        room = console.height - 2 - len(console.render_lines(Group(*above, *below)))
+        room = max(room, 1)
+        self.first = max(0, min(self.first, len(found) - room))
+        more = max(0, len(found) - self.first - room)
+        shown = found[self.first : self.first + room]
+        return Group(*above, tables.names_table(shown, more, fold=False), *below)
 
 
 def _is_metric(head: Record) -> bool:
@@ -166,5 +158,5 @@ def _watch(view: RemoteSession, interval: float) -> None:
         while not any(screen.press(key) for key in keys):
             overview = view.overview()
             rates.update(overview)
-            live.update(screen.draw(overview, rates, console.height), refresh=True)
+            live.update(screen.draw(overview, rates, console), refresh=True)
             keys = pressed(interval)

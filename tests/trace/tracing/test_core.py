@@ -44,8 +44,11 @@ def pythons() -> dict[str, str]:
     return found
 
 
+PYTHONS = pythons()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("python", pythons().values(), ids=pythons().keys())
+@pytest.mark.parametrize("python", PYTHONS.values(), ids=PYTHONS.keys())
 def test_in_another_python(python):
     done = subprocess.run(
         [python, "-W", "error", str(HERE / "core.py"), str(SOURCES)],
