@@ -152,9 +152,11 @@ def finish() -> None:
 def finish_at_exit() -> None:
     """Finish the run at the end of the program; note the exception that ended it, if one did."""
     error = getattr(sys, "last_type", None)
-    is_crash = error is not None and not issubclass(error, KeyboardInterrupt)
     # in an interactive session, the exception was that of some earlier line
-    _settle_and_finish(error.__name__ if is_crash and not hasattr(sys, "ps1") else "")
+    if error is None or issubclass(error, KeyboardInterrupt) or hasattr(sys, "ps1"):
+        _settle_and_finish("")
+    else:
+        _settle_and_finish(error.__name__)
 
 
 def _settle_and_finish(crashed: str) -> None:
