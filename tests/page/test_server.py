@@ -40,8 +40,11 @@ def good(answer):
 
 def test_catalog_and_run(client):
     shown = good(client.get("/api/catalog"))["entries"]
-    assert [s["id"] for s in shown] == ["raw", "empty", "b", "a"]
-    assert {s["state"] for s in shown} == {"ended"}
+    states = {entry["id"]: entry["state"] for entry in shown}
+    assert [*states] == ["raw", "killed", "empty", "b", "a"]
+    assert states.pop("killed") == "crashed"
+    assert {*states.values()} == {"ended"}
+    assert [entry["title"] for entry in shown][-2:] == ["try b", "try a"]
     run = good(client.get("/api/run?run=a"))
     assert run["names"] == LAYERS
     assert run["kinds"] == ["Activation", "Gradient"]
@@ -52,7 +55,7 @@ def test_figures_are_those_of_viz(client, runs):
     from tensortap.table.table import table_of
 
     table = table_of(tap.open(runs / "a"))
-    wanted = heatmap_figure(table, kind="Gradient", metric="rm2")
+    wanted = heatmap_figure(table, kind="Gradient", metric="rm2", relative=True)
     found = good(client.get("/api/overview?run=a&kind=Gradient&metric=rm2&theme=dark"))
     assert found["data"][0]["z"] == wanted["data"][0]["z"]
     assert found["layout"]["meta"]["layers"] == LAYERS
