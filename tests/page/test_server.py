@@ -50,6 +50,16 @@ def test_catalog_and_run(client):
     assert run["kinds"] == ["Activation", "Gradient"]
 
 
+def test_a_program_that_raises_has_crashed(tmp_path):
+    program = "import tensortap as tap; tap.init('runs', name='x'); tap.catch(1.0, 'loss'); 1 / 0"
+    env = dict(os.environ, PYTHONPATH=str(ROOT / "src"))
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, check=False)
+    catalog = Catalog()
+    entry = catalog.get(catalog.add(tmp_path / "runs"))
+    assert (entry.state, entry.facts()["crashed"]) == ("crashed", "ZeroDivisionError")
+    assert entry.title == "x"
+
+
 def test_figures_are_those_of_viz(client, runs):
     from tensortap.rooms.figures.figures import heatmap_figure, lines_figure
     from tensortap.table.table import table_of
