@@ -40,11 +40,24 @@ def good(answer):
 
 def test_catalog_and_run(client):
     shown = good(client.get("/api/catalog"))["entries"]
-    assert [s["id"] for s in shown] == ["raw", "empty", "b", "a"]
-    assert {s["state"] for s in shown} == {"ended"}
+    states = {entry["id"]: entry["state"] for entry in shown}
+    assert [*states] == ["raw", "killed", "empty", "b", "a"]
+    assert states.pop("killed") == "crashed"
+    assert {*states.values()} == {"ended"}
+    assert [entry["title"] for entry in shown][-2:] == ["try b", "try a"]
     run = good(client.get("/api/run?run=a"))
     assert run["names"] == LAYERS
     assert run["kinds"] == ["Activation", "Gradient"]
+
+
+def test_a_program_that_raises_has_crashed(tmp_path):
+    program = "import tensortap as tap; tap.init('runs', name='x'); tap.catch(1.0, 'loss'); 1 / 0"
+    env = dict(os.environ, PYTHONPATH=str(ROOT / "src"))
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, check=False)
+    catalog = Catalog()
+    entry = catalog.get(catalog.add(tmp_path / "runs"))
+    assert (entry.state, entry.facts()["crashed"]) == ("crashed", "ZeroDivisionError")
+    assert entry.title == "x"
 
 
 def test_figures_are_those_of_viz(client, runs):
@@ -52,7 +65,7 @@ def test_figures_are_those_of_viz(client, runs):
     from tensortap.table.table import table_of
 
     table = table_of(tap.open(runs / "a"))
-    wanted = heatmap_figure(table, kind="Gradient", metric="rm2")
+    wanted = heatmap_figure(table, kind="Gradient", metric="rm2", relative=True)
     found = good(client.get("/api/overview?run=a&kind=Gradient&metric=rm2&theme=dark"))
     assert found["data"][0]["z"] == wanted["data"][0]["z"]
     assert found["layout"]["meta"]["layers"] == LAYERS

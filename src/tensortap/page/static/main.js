@@ -316,7 +316,7 @@ function showMenu(shown) {
 
 function mountTab(tab) {
   const [id, panelId, [first]] = [`tab-${tab.id}`, `tabpanel-${tab.id}`, tab.views];
-  const attributes = { id, role: "tab", "aria-controls": panelId, title: first.about };
+  const attributes = { id, role: "tab", "aria-controls": panelId, title: tab.views.find((view) => view.about)?.about };
   $("tabs").append(button(tab.title, () => openTab(tab), attributes));
   if (tab.views.length > 1 && !first.stacked) {
     const options = tab.views.map((view) => [view.id, view.title]);

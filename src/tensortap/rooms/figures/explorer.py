@@ -96,7 +96,10 @@ class Explorer:
         self._quiet = False  # whether changes of widgets are our own
         self._shown: Figure = {"data": [], "layout": {}}
         self._loss_version = -1  # the version of the table that the loss shows
-        self.figure = self.detail = self.loss = None  # widgets, once there is something to show
+        # widgets, once there is something to show
+        self.figure: Any = None
+        self.detail: Any = None
+        self.loss: Any = None
         self._upper, self._middle, self._lower = (ipywidgets.VBox([]) for _ in range(3))
         self._message = ipywidgets.HTML()
         self._make_widgets(chosen)

@@ -244,7 +244,7 @@ def _relative(value: Floats) -> tuple[Floats, tuple[float, float]]:
 
 def _relative_bar(limits: tuple[float, float]) -> dict[str, Any]:
     most = 10.0 ** limits[1]
-    factors = [n for n in (1.2, 1.5, 2, 3, 5, 10, 30, 100, 1e3, 1e4, 1e6) if n <= most][-2:]
+    factors = [n for n in (1.2, 1.5, 2, 3, 5, 10, 30, 100, 1e3, 1e4, 1e6) if n < 0.93 * most][-2:]
     ticks = [1 / n for n in reversed(factors)] + [1.0, *factors]
     return {
         "title": {"text": "× median<br>of the row", "side": "top"}, "len": 1, "y": 0.5,
