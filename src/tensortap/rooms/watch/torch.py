@@ -56,7 +56,13 @@ class WatchedModule(OutputHooks):
         self._devices: dict[str, torch.device] = {}
 
     def _count(
-        self, wanted: ModuleCall, name: str, again: bool, replica: bool, output: Any
+        self,
+        wanted: ModuleCall,
+        name: str,
+        again: bool,
+        grad: bool,
+        replica: bool = False,
+        output: Any = None,
     ) -> ModuleCall | None:
         watch = self._watch
         step, call = watch.place(name, again)
@@ -64,7 +70,7 @@ class WatchedModule(OutputHooks):
             return None
         # outputs that a checkpoint recomputes were captured before, but gradients come from here
         activation = wanted.activation and not again and watch.due(name, Kind.ACTIVATION)
-        gradient = wanted.gradient and torch.is_grad_enabled() and watch.due(name, Kind.GRADIENT)
+        gradient = wanted.gradient and grad and watch.due(name, Kind.GRADIENT)
         return ModuleCall(step, call, activation, gradient) if activation or gradient else None
 
     def _is_watched_replica(self, name: str, output: Any) -> bool:
