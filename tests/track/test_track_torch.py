@@ -470,6 +470,33 @@ def test_every(found):
     assert [r.step for r in seen.of(METRIC)] == list(range(10, 17))
 
 
+def test_an_idle_tracker_has_no_hooks_until_it_is_switched_on():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def hooks():
+        own = (opt._optimizer_step_pre_hooks, *(m._forward_hooks for m in model.modules()))
+        return sum(map(len, own))
+
+    found = []
+    with tap.track(model, opt, every=0, alerts=True, analyses=True) as tracker:
+        for step in range(8):
+            found.append(hooks() > 0)
+            if step in (2, 5):
+                tracker.switch(every=2 if step == 2 else 0)
+            model(torch.ones(1, 2)).sum().backward()
+            opt.step()
+            tracker.step(loss=1.0)
+    assert found == [False] * 3 + [True] * 3 + [False] * 2
+    steps = {
+        kind: {r.step for r in tracker.records if r.kind is kind} for kind in (ACT, Kind.METRIC)
+    }
+    assert steps == {ACT: {3, 5}, Kind.METRIC: set(range(8))}
+    assert tracker.unseen == {}
+    with pytest.raises(ValueError, match="every must be at least 0"):
+        tracker.switch(-1)
+
+
 def test_whole_tensors_by_pattern(found):
     model = mlp()
     opt = torch.optim.Adam(model.parameters())
@@ -539,7 +566,7 @@ def test_eval_is_skipped_by_default(found):
     ("options", "error", "says"),
     [
         ({"inclde": "x"}, TypeError, "inclde"),
-        ({"every": 0}, ValueError, "every"),
+        ({"every": -1}, ValueError, "every"),
         ({"include": "("}, ValueError, "include"),
         ({"include": {"activity": "x"}}, ValueError, "activation"),
         ({"tensors": "("}, ValueError, "tensors"),

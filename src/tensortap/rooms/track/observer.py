@@ -66,6 +66,8 @@ class Observer:
         self.only_training, self.inputs = options.only_training, options.inputs
         self.active = False
         self.on = False  # whether `every` selects this step
+        self.every = options.every  # 0: idle
+        self._switched: int | None = None  # what `every` will be in the next step
         self.explains = options.has_rules
         # whether no optimizer made the last step; hooks on an optimizer set it
         self.skipped: Callable[[], bool] | None = None
@@ -109,7 +111,7 @@ class Observer:
         pipeline.clock.begin(first)
         if self.batch is not None:
             pipeline.settlers.append(self.batch.hand_over)
-        self.active = self.on = True
+        self.active, self.on = True, self.every > 0
         self.alerting.begin(first)
 
     def _choose_prefix(self) -> None:
@@ -333,9 +335,15 @@ class Observer:
         self._own_step = step + 1
         # fixed now: when it is first needed, another tracker may have advanced the clock
         self._current = self._own_step if pipeline.clock.owner == _OWNER else None
-        selected = (self._own_step - self._first_step) % self.options.every == 0
+        if self._switched is not None:
+            self.every, self._first_step, self._switched = self._switched, self._own_step, None
+        selected = self.every > 0 and (self._own_step - self._first_step) % self.every == 0
         self.on = self.active and selected
         self.alerting.end_step(self.skipped)
+
+    def switch(self, every: int) -> None:
+        """Select each n-th step from the next one on, or none."""
+        self._switched = every
 
     @property
     def records(self) -> Iterator[Record]:

@@ -63,7 +63,7 @@ class TrackOptions(NamedTuple):
 
     def check(self) -> None:
         """Raise an error that names the first option with a wrong value."""
-        check_count("every", self.every)
+        check_count("every", self.every, 0)
         name: Any = self.name
         if name is not None and not (isinstance(name, str) and name):
             raise TypeError(f"name must be a text that is not empty, got {name!r:.80}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensortap.capture.pipeline import pipeline
-from tensortap.core.arguments import checked
+from tensortap.core.arguments import check_count, checked
 from tensortap.core.rooms import offer, offers
 from tensortap.rooms.track.observer import Observer
 from tensortap.rooms.track.options import KindChoice, NamePattern, Stash, TrackOptions
@@ -32,6 +32,7 @@ class Tracker:
     def __init__(self, hooks: Any, observer: Observer) -> None:
         self._hooks = hooks  # None after the end, so that the tracker keeps no model alive
         self._observer = observer
+        self._attached = False  # hooks cost time, so an idle tracker has none
         self._warned = False
 
     def __enter__(self) -> Tracker:
@@ -39,12 +40,18 @@ class Tracker:
             raise RuntimeError("this tracker has ended: call tap.track(...) again")
         self._observer.begin()
         try:
-            self._hooks.attach()
+            self._attach(self._observer.every > 0)
         except BaseException:
             self._end()
             raise
         self._observer.report_unseen()
         return self
+
+    def _attach(self, on: bool) -> None:
+        """Install the hooks, or remove them."""
+        if on is not self._attached:
+            self._attached = on
+            self._hooks.attach() if on else self._hooks.detach()
 
     def __exit__(self, *error: object) -> None:
         try:
@@ -57,7 +64,7 @@ class Tracker:
     def _end(self) -> None:
         hooks, self._hooks = self._hooks, None
         try:
-            if hooks is not None:
+            if hooks is not None and self._attached:
                 hooks.detach()
         finally:
             self._observer.end()
@@ -76,10 +83,21 @@ class Tracker:
         named = {name: metrics.pop(name) for name in _STATES if name in metrics}
         self.log(metrics)
         try:
-            self._hooks.end_step(*states, **named)
+            if self._attached:
+                self._hooks.end_step(*states, **named)
         except Exception as error:
             pipeline.fault("tracker.step", error)
         observer.advance()
+        try:
+            self._attach(observer.every > 0)
+        except Exception as error:
+            pipeline.fault("tracker.switch", error)
+
+    @checked
+    def switch(self, every: int) -> None:
+        """Record each n-th step from the next one on; 0 removes all hooks until the next switch."""
+        check_count("every", every, 0)
+        self._observer.switch(every)
 
     def _warn_inactive(self) -> None:
         if not self._warned:
@@ -210,7 +228,7 @@ def track(
     - `kind`: one or several of ``"activation"``, ``"gradient"``, ``"weight"``,
       ``"weight_gradient"``, ``"optimizer_state"`` (by default these), and ``"input"``, the tensors
       that each module is called with; ``"all"`` is everything
-    - `every`: select each n-th step
+    - `every`: select each n-th step; with 0, nothing is recorded until `tracker.switch`
     - `tensors`: a pattern, or True, for tensors to keep whole
     - `stash`: a function of a tensor that returns a dict of extra statistics
     - `digests`: add a digest to every record, by which `tap.compare` tells whether tensors have the

@@ -55,13 +55,19 @@ class WatchedModule(OutputHooks):
         self._watch = observer
 
     def _count(
-        self, wanted: ModuleCall, name: str, again: bool, replica: bool, output: Any
+        self,
+        wanted: ModuleCall,
+        name: str,
+        again: bool,
+        grad: bool,
+        replica: bool = False,
+        output: Any = None,
     ) -> ModuleCall | None:
         watch = self._watch
         step, call = watch.place(name, again)
         # outputs that a checkpoint recomputes were captured before, but gradients come from here
         activation = wanted.activation and not again and watch.due(name, Kind.ACTIVATION)
-        gradient = wanted.gradient and torch.is_grad_enabled() and watch.due(name, Kind.GRADIENT)
+        gradient = wanted.gradient and grad and watch.due(name, Kind.GRADIENT)
         return ModuleCall(step, call, activation, gradient) if activation or gradient else None
 
 

@@ -7,13 +7,13 @@ last call to the first, it is the last call that has got none yet.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from tensortap.core.record import Kind
 from tensortap.rooms.track.observing import tensors_in
-from tensortap.rooms.track.torch.descriptions import observed
 from tensortap.rooms.track.torch.hooks import GraphTensors
 from tensortap.values.torch import graphs, private
 
@@ -34,6 +34,13 @@ def insert(hook: ModuleHook, module: Any, args: Any, kwargs: Any, output: Any) -
     if values:
         grad = "1" if torch.is_grad_enabled() else ""
         graphs.look(values, hook.probe, "", "\n".join([grad, *paths]))
+
+
+@functools.lru_cache(4096)
+def _parts(note: str) -> tuple[bool, list[str]]:
+    """Return whether gradients were on in the program (in graphs they are off), and the paths."""
+    grad, *paths = note.split("\n")
+    return bool(grad), paths
 
 
 class ForwardCall(NamedTuple):
@@ -90,26 +97,23 @@ class GraphProbe:
     def _on_output(self, values: list[torch.Tensor], note: str) -> None:
         if self._hooks.observer.capturing:
             try:
-                grad, *paths = note.split("\n")
-                # graphs run without it, whatever the program said
-                with torch.set_grad_enabled(bool(grad)):
-                    self._observe(dict(zip(paths, values, strict=True)))
+                self._observe(values, *_parts(note))
             except Exception as error:
                 self._hooks.observer.fault(self.name, error)
 
-    def _observe(self, output: dict[str, torch.Tensor]) -> None:
+    def _observe(self, values: list[torch.Tensor], grad: bool, paths: list[str]) -> None:
         again = private.backward_pass() != -1  # a checkpoint recomputes in the backward pass
-        counted = self._hooks.count_in_graph(self._wanted, self.name, again, output)
+        counted = self._hooks.count_in_graph(self._wanted, self.name, again, grad)
         if counted is None:
             return
         (step, call, activation, gradient), tags = counted
-        name, observer = self.name, self._hooks.observer
-        for path, tensor in output.items():
+        name, cls, hooks = self.name, self._cls, self._hooks
+        for path, tensor in zip(paths, values, strict=True):
             own_tags = {**tags, "module": name} if path else tags
             if activation:
                 all_tags = {**own_tags, "recompute": "1"} if again else own_tags
-                seen = observed(name + path, Kind.ACTIVATION, tensor, call, self._cls, all_tags)
-                observer.observe(*seen, step)
+                described = name + path, Kind.ACTIVATION, tensor, call, cls, all_tags
+                hooks.observer.observe(*hooks.descriptions.observed(*described), step)
             if gradient and not again:
                 expected = self._expected.setdefault(path, ExpectedGradients())
                 expected.expect(ForwardCall(step, call, own_tags))
@@ -124,7 +128,7 @@ class GraphProbe:
             if found is None:
                 return
             step, call, tags = found
-            seen = observed(self.name + path, Kind.GRADIENT, values[0], call, self._cls, tags)
-            hooks.observer.observe(*seen, step)
+            described = self.name + path, Kind.GRADIENT, values[0], call, self._cls, tags
+            hooks.observer.observe(*hooks.descriptions.observed(*described), step)
         except Exception as error:
             hooks.observer.fault(self.name, error)

@@ -58,13 +58,13 @@ class OutputHooks:
         self.origins = Origins(root) if observer.explains else None
         self._layouts = Layouts(root)
         batch = None if self._layouts.mesh else observer.batch
-        self._descriptions = Descriptions(detaching=batch is None)
+        self.descriptions = Descriptions(detaching=batch is None)
         self._collectives = Collectives(observer)
         # modules with weights of their own that have not been called yet
         self._uncalled: dict[str, torch.nn.Module] = {}
         self._context = None if batch is None or not EXCHANGES else self._shared(batch)
         self._gradients = OutputGradients(
-            observer, self.origins, self._descriptions, self._collectives, self._context
+            observer, self.origins, self.descriptions, self._collectives, self._context
         )
         self._skipped_eval = False  # whether a pass of this step was skipped, with gradients
         self._root_name = title
@@ -124,7 +124,7 @@ class OutputHooks:
         if self._context is None or module is self._stage_root:
             return general
         output, gradient = (
-            stats.kernel.TensorDescription(self._descriptions.of, name, kind, cls)
+            stats.kernel.TensorDescription(self.descriptions.of, name, kind, cls)
             for kind in (Kind.ACTIVATION, Kind.GRADIENT)
         )
         hook_gradient = functools.partial(self._hook_gradient, name, cls, gradient)
@@ -246,7 +246,8 @@ class OutputHooks:
         again = private.backward_pass() != -1  # a checkpoint recomputes in the backward pass
         tags = mode_tags(training)
         wanted = _counted_as(wanted, tags)
-        counted = self._count(wanted, name, again, module is not original, output)
+        replica, grad = module is not original, torch.is_grad_enabled()
+        counted = self._count(wanted, name, again, grad, replica, output)
         if counted is None:
             return
         step, call, activation, gradient = counted
@@ -264,7 +265,7 @@ class OutputHooks:
                 all_tags = {**own_tags, "recompute": "1"} if again else own_tags
                 seen = name + path, Kind.ACTIVATION, tensor, call, cls, all_tags, shard
                 if type(tensor) is torch.Tensor:
-                    found = self._descriptions.observed(*seen)
+                    found = self.descriptions.observed(*seen)
                     observer.observe(*found, step, None, explain)
                 else:
                     look = functools.partial(self._observe_later, seen, step, explain)
@@ -276,28 +277,34 @@ class OutputHooks:
             origins.passed(name, output, activation)
 
     def _observe_later(self, seen: tuple[Any, ...], step: int, explain: Explain | None) -> None:
-        self.observer.observe(*self._descriptions.observed(*seen), step, None, explain)
+        self.observer.observe(*self.descriptions.observed(*seen), step, None, explain)
 
     def count_in_graph(
-        self, wanted: ModuleCall, name: str, again: bool, output: Any
+        self, wanted: ModuleCall, name: str, again: bool, grad: bool
     ) -> tuple[ModuleCall, dict[str, str]] | None:
         """Return where a call in a compiled graph is counted, and its tags; None to ignore it."""
         training = self.root.training
         if self.observer.only_training and not training:
-            self._skipped_eval |= torch.is_grad_enabled()
+            self._skipped_eval |= grad
             return None
         self._uncalled.pop(name, None)
-        tags = mode_tags(training)
-        counted = self._count(_counted_as(wanted, tags), name, again, False, output)
+        tags = mode_tags(training, grad)
+        counted = self._count(_counted_as(wanted, tags), name, again, grad)
         return None if counted is None else (counted, tags)
 
     def _count(
-        self, wanted: ModuleCall, name: str, again: bool, replica: bool, output: Any
+        self,
+        wanted: ModuleCall,
+        name: str,
+        again: bool,
+        grad: bool,
+        replica: bool = False,
+        output: Any = None,
     ) -> ModuleCall | None:
         """Return where this call is counted and what to capture of it; None to ignore it.
 
-        Calls are counted from that of `wanted` on. A `replica` is a copy of the module that
-        DataParallel made for one call.
+        Calls are counted from that of `wanted` on. `grad` says whether gradients are on. A
+        `replica` is a copy of the module that DataParallel made for one call.
         """
         if again:  # a backward pass goes from the last call to the first
             calls = self._recomputable.get(name)
@@ -323,6 +330,7 @@ def _needs_call(module: torch.nn.Module) -> bool:
     return can_be_called and next(module.parameters(recurse=False), None) is not None
 
 
+_TRAINED: dict[str, str] = {}  # never changed
 _GENERATING = {"mode": "generate"}
 
 
@@ -331,17 +339,20 @@ def _counted_as(wanted: ModuleCall, tags: dict[str, str]) -> ModuleCall:
     return wanted._replace(call=GENERATED) if tags is _GENERATING else wanted
 
 
-def mode_tags(training: bool) -> dict[str, str]:
-    """Return the tag that tells a forward pass from one that is trained on."""
+def mode_tags(training: bool, grad: bool | None = None) -> dict[str, str]:
+    """Return the tag that tells a forward pass from one that is trained on.
+
+    `grad` says whether gradients are on, where torch does not know.
+    """
     if not training:
         return {"mode": "eval"}
-    if torch.is_grad_enabled():
-        return {}
+    if torch.is_grad_enabled() if grad is None else grad:
+        return _TRAINED
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
         if frame.f_code.co_qualname == "CheckpointFunction.forward":
-            return {}  # a backward pass recomputes it with gradients
+            return _TRAINED  # a backward pass recomputes it with gradients
         if "generate" in frame.f_code.co_name:  # `_generate_and_score_completions` of trl as well
             return _GENERATING
     return {"mode": "no_grad"}
