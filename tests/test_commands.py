@@ -19,7 +19,8 @@ COMMANDS = typer.main.get_command(command_line.app).commands
 
 # what comes before the option: {run}, {file} and {new} are paths
 ARGUMENTS = {
-    "bisect": "{run} true", "check": "{run}", "compare": "{run} {run}", "demo": "", "doctor": "",
+    "bisect": "{run} true", "check": "{run}", "compact": "{run}", "compare": "{run} {run}",
+    "demo": "", "doctor": "",
     "export": "{run} {new}.npz", "film": "{run} w {new}.gif", "ls": "{folder}",
     "report": "{run} {new}.html",
     "reproduce": "{run}", "serve": "--port 0", "show": "{run} w", "top": "127.0.0.1:9 --once",
@@ -32,6 +33,7 @@ WRONG = {
         "--step": "x", "--atol": "x -1 nan", "--rtol": "x -1 nan",
         "--map": "x (=x x=\\9 =",
     },
+    "compact": {"--dask": "x tcp://127.0.0.1:9"},
     "compare": {
         "--atol": "x -1 nan", "--rtol": "x -1 nan", "--rules": "{new} {folder} {file}",
         "--map": "x (=x x=\\9 =", "--steps": "x 9:3 1:2:3 99:", "--names": "( zzz",

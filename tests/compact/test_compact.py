@@ -304,3 +304,23 @@ def test_command(run):
     assert done.returncode == 0, done.stderr
     assert "windows" in done.stderr + done.stdout
     assert tap.open(run).reader.windows
+
+
+def test_queries_of_the_documentation(run):
+    """What docs/format.md shows, with DuckDB and with pandas."""
+    import re
+    from pathlib import Path
+
+    import duckdb
+
+    tap.open(run).compact()
+    text = (Path(__file__).parents[2] / "docs/format.md").read_text()
+    queries = re.findall(r"SELECT[^;]*compact/[^;]*;", text)
+    found = [duckdb.sql(each.replace("compact/", f"{run}/compact/")).fetchall() for each in queries]
+    steps, differing, means = found
+    assert sorted({step for step, _ in steps}) == list(range(-1, 14))
+    assert {row[:2] for row in differing} == {("z.bias", 7)}
+    assert [rank for rank, _ in means] == [0, 1, 2, 3]
+    files = sorted((run / "compact").glob("*/whole.parquet"))
+    frames = pd.concat(pd.read_parquet(file, columns=["name", "step", "rm2"]) for file in files)
+    assert len(frames[frames["name"] == "a"]) == len(steps)

@@ -135,9 +135,9 @@ class RunSource:
         self.windows = reader.windows
         self.is_large = bool(self.windows) and blocks is None
         self._refreshes = blocks is None  # others follow a table that does
-        self.blocks = self._window_blocks() if blocks is None else blocks
+        self.blocks: Sequence[RowBlock] = blocks or []
         known = covering(self.windows)
-        self.names = list(known.names) if known else []
+        self.names: Sequence[str] = list(known.names) if known else []
         # rank → part and row to read next
         self._next = {rank: (part, 0) for rank, part in (known.covered if known else {}).items()}
         self._started = False
@@ -167,6 +167,8 @@ class RunSource:
     def refresh(self) -> None:
         if self._started and self._refreshes:
             self.reader.refresh()
+        elif not self._started and self.is_large:
+            self.blocks = self._window_blocks()
         self._started = True
         with self.reader.lock:
             new = [self._new_blocks(*each) for each in self.reader.by_rank.items()]
@@ -270,7 +272,7 @@ class RecordSource:
 
     statistics = ALL_STATISTICS
     clipped = outdated = is_parallel = is_large = False
-    names = ()
+    names: Sequence[str] = ()
 
     def __init__(
         self,

@@ -176,9 +176,9 @@ class Table:
         with self.lock:
             if self._parts is not None:
                 self._parts.refresh()
-            if self._is_read:
+            if self._is_read or not isinstance(self._source, RunSource):
                 return self._refresh()
-            self._source.refresh()
+            self._source.reader.refresh()
             self._near = None
             return False
 

@@ -57,7 +57,7 @@ class WholeSource:
     """
 
     bounded = clipped = is_large = False
-    names = ()
+    names: Sequence[str] = ()
 
     def __init__(self, parts: Table) -> None:
         self._parts = parts
@@ -161,7 +161,8 @@ class RolledSource:
     def __init__(
         self, source: RunSource, new_table: Callable[[Callable[[], RowSource]], Table]
     ) -> None:
-        self.names, self.statistics = source.names, source.statistics
+        self.names: Sequence[str] = source.names
+        self.statistics = source.statistics
         self.outdated = False
         self._windows = source.windows
         self._loose = new_table(lambda: source.loose(np.empty(0, np.int64)))

@@ -7,7 +7,7 @@ import contextlib
 import typer
 
 from tensortap.cli.terminal import message, progress_bar
-from tensortap.core.errors import MissingExtra
+from tensortap.core.errors import MissingExtra, TensortapError
 
 
 def compact(
@@ -27,7 +27,11 @@ def compact(
                 from distributed import Client
             except ImportError:
                 raise MissingExtra.of("--dask needs Dask", "scale") from None
-            executor = stack.enter_context(Client(dask)).get_executor()
+            try:
+                client = Client(dask, timeout=10)  # type: ignore[no-untyped-call]
+                executor = stack.enter_context(client).get_executor()
+            except (OSError, ValueError) as error:
+                raise TensortapError(f"--dask: cannot connect to {dask}: {error}") from None
         progress = stack.enter_context(progress_bar("compacting"))
         windows = compact_run(RunReader(run), executor, progress)
     message(f"wrote {windows:,} windows" if windows else "nothing to compact")

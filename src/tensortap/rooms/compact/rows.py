@@ -21,7 +21,7 @@ from tensortap.runs.tables import NameCounts, add_counts, validated
 from tensortap.runs.windows import RECORDS, ROW_GROUP, WHOLE
 from tensortap.table.numbering import codes, first_of
 from tensortap.table.replicas import places_of, same_tensor, unequal_groups
-from tensortap.table.sources import ALL_STATISTICS
+from tensortap.table.sources import ALL_STATISTICS, RowBlock
 from tensortap.table.table import Table
 
 if TYPE_CHECKING:
@@ -150,7 +150,8 @@ def _tensors(rows: pa.Table, numbers_of: dict[Key, int]) -> Integers:
     """Return the number of the kind and the name of each row."""
     (name, names), (kind, kinds) = (coded(rows.column(each)) for each in ("name", "kind"))
     known = [[numbers_of.get((k, n), 0) for n in names] for k in kinds]
-    return np.array(known, np.int64).reshape(len(kinds), len(names))[kind, name]
+    table = np.array(known, np.int64).reshape(len(kinds), len(names))
+    return np.asarray(table[kind, name])
 
 
 def _sorted(file: Path) -> pa.Table:
@@ -185,10 +186,10 @@ class _Rows:
 
     statistics = ALL_STATISTICS
     bounded = clipped = outdated = is_parallel = is_large = False
-    names = ()
+    names: Sequence[str] = ()
 
     def __init__(self, rows: pa.Table) -> None:
-        self.blocks = (self,)
+        self.blocks: Sequence[RowBlock] = (self,)
         self._rows = rows
 
     def refresh(self) -> None:

@@ -401,11 +401,12 @@ class Plan:
         groups |= self._on_other_ranks(rest, shards)
         self.unplaced: list[Key] = []
         self._pair_sharded(groups)
-        for i, each in enumerate(rest):
-            rest[i] = _without(each, *(group[i] for group in groups.values()))
+        a, b = (
+            _without(each, *(group[i] for group in groups.values())) for i, each in enumerate(rest)
+        )
         if len(known.a) or groups:
-            pairs = pair(*rest)
-        self._pair_plain(*rest, pairs)
+            pairs = pair(a, b)
+        self._pair_plain(a, b, pairs)
         self.items.sort(key=lambda item: (item.key.step, item.seq, item.key.rank))
         self.by_key = {item.key: item for item in self.items}
         self.compared = self.equal + self.equal_shards + len(self.items)

@@ -290,7 +290,7 @@ class FrameSource:
     """The rows of a LogFrame, as it is now."""
 
     bounded = outdated = is_parallel = is_large = False
-    names = ()
+    names: Sequence[str] = ()
     clipped = True
 
     def __init__(self, frame: Any) -> None:
