@@ -64,7 +64,7 @@ class PassFacts(NamedTuple):
 
 
 class LossFacts(NamedTuple):
-    """What the graph of a loss tells; tensors in it are let go at the end of the step."""
+    """Facts that the graph of a loss tells; its tensors are let go at the end of the step."""
 
     twice: str = ""  # "softmax" or "sigmoid", which model and loss both apply
     raw: bool = False  # a loss over log-probabilities got something else
@@ -84,7 +84,7 @@ class LossFacts(NamedTuple):
 
 
 class ProbeFacts(NamedTuple):
-    """What a second forward pass with changed inputs has shown."""
+    """Facts that a second forward pass with changed inputs has shown."""
 
     why_not: str  # why there was none
     rows: tuple[int, ...] = ()  # those that change the outputs of other rows
