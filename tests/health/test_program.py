@@ -459,3 +459,78 @@ def test_a_compiled_model_has_one_graph(tmp_path, program):
     _, _, err, made = run(tmp_path, program(text, bug=""))
     assert "found a problem" not in err
     assert recorded_steps(made, "0") == {0, 1, 2, 3, 4}
+
+
+MORE = """
+    import copy, torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    target = copy.deepcopy(model).requires_grad_(False)
+    other = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    prefix = "{prefix}"
+    saved = {{prefix + key: value for key, value in model.state_dict().items()}}
+    other.load_state_dict(saved, strict=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    for step in range(45):
+        optimizer.zero_grad()
+        x = torch.randn(8, 4)
+        loss = nn.functional.mse_loss(model(x), 0.9 * target(x) + x[:, :2])
+        scaler.scale(loss).backward()
+        {unscale}
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        if step % {every} == 0:
+            target.load_state_dict(model.state_dict())
+"""
+
+
+@pytest.mark.parametrize("bug", [True, False])
+def test_what_only_a_whole_program_shows(tmp_path, program, bug):
+    fixed = {"prefix": "", "unscale": "scaler.unscale_(optimizer)", "every": 10}
+    wrong = {"prefix": "module.", "unscale": "pass", "every": "100 - 99 * (step < 0)"}
+    text = MORE.replace(
+        "target.load_state_dict", "if step:\n                target.load_state_dict"
+    )
+    _, _, err, made = run(tmp_path, program(text, **(wrong if bug else fixed)))
+    rules = {alert.rule for alert in (*made.alerts(), *made.hints())}
+    assert rules == ({"loss_scaling", "nothing_loaded", "stale_copy"} if bug else set()), err
+
+
+SPAWNED = """
+    import tempfile, torch
+    import torch.distributed as dist
+    from torch import multiprocessing, nn
+
+    def main(rank, store):
+        place = f"file://{{store}}/store"
+        dist.init_process_group("gloo", init_method=place, rank=rank, world_size=2)
+        torch.manual_seed(rank)
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(8):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+            optimizer.step()
+        dist.destroy_process_group()
+
+    if __name__ == "__main__":
+        with tempfile.TemporaryDirectory() as folder:
+            multiprocessing.spawn(main, args=(folder,), nprocs=2)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_that_a_program_starts_are_tracked(tmp_path, program):
+    path = program(SPAWNED)
+    words = [sys.executable, "-m", "tensortap", "run", str(path)]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (made,) = (tmp_path / "runs").iterdir()
+    assert tap.open(made).table().ranks() == [0, 1]
+    assert "● replicas: weight since step -1" in done.stderr

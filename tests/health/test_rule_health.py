@@ -101,7 +101,7 @@ def test_hints_and_own_rules():
     hostile = Alert("\x1b[2J", "\x1b]0;", Kind.ACTIVATION, 3, 1, "", "\x07")
     found = rows_of([seen, own, why, hostile], ["mine", "\x1b[1m"])
     rows = {row.rule: row for row in found}
-    assert (rows["unseen"].state, rows["mine"].state) == ("hint", "problem")
+    assert (rows["unseen"].state, rows["mine"].state) == ("blind", "problem")
     assert "why" not in rows
     assert not [c for c in health_text(found).plain if not c.isprintable() and c != "\n"]
 

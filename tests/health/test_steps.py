@@ -119,25 +119,6 @@ def test_a_loss_that_is_cut_off_from_the_model(how):
     assert train(net, optimizer, step) == (set() if how == "fine" else {("no_gradient", "model")})
 
 
-def test_a_frozen_parameter_that_the_optimizer_changes():
-    net = model()
-    optimizer = sgd(net, lr=1e-3)
-    net(torch.randn(3, 4)).sum().backward()
-    optimizer.step()
-    net[0].weight.requires_grad_(False)  # its gradient stays, and its momentum
-
-    def step():
-        for parameter in net.parameters():
-            if parameter.requires_grad:
-                parameter.grad = None
-        net(torch.randn(3, 4)).square().mean().backward()
-        optimizer.step()
-
-    assert ("frozen_changes", "0.weight") in train(net, optimizer, step)
-    net[0].weight.grad = None
-    assert train(net, optimizer) == set()
-
-
 def test_gradients_zeroed_before_the_step():
     net = model()
     optimizer = sgd(net)
@@ -169,21 +150,6 @@ def test_gradients_that_are_never_zeroed():
 
     net.zero_grad()
     assert train(net, optimizer, zeroes_the_model) == set()
-
-
-def test_a_step_that_is_called_twice():
-    net = model()
-    optimizer = sgd(net)
-
-    def step():
-        optimizer.zero_grad()
-        net(torch.randn(3, 4)).square().mean().backward()
-        optimizer.step()
-        optimizer.step()
-
-    assert train(net, optimizer, step) == {("step_repeated", "model")}
-    net = model()
-    assert train(net, sgd(net)) == set()
 
 
 def test_learning_rates():
@@ -368,22 +334,6 @@ def test_a_schedule_of_epochs_that_is_stepped_per_batch(make, found):
     hints = train(net, optimizer, step, hints=True, steps=29)
     name = "learning rate of group 0"
     assert hints == ({("scheduler_per_batch", name)} if found else set())
-
-
-@pytest.mark.parametrize("zeroed", [True, False])
-def test_clipping_after_the_step(zeroed):
-    net = nn.Linear(4, 4)
-    optimizer = sgd(net, lr=1e-4)
-
-    def step():
-        optimizer.zero_grad()
-        net(torch.randn(16, 4)).square().mean().backward()
-        optimizer.step()
-        for parameter in net.parameters():
-            parameter.grad.mul_(0.0 if zeroed else 0.5)  # zeroed by hand, or clipped
-
-    found = train(net, optimizer, step, hints=True)
-    assert found == (set() if zeroed else {("clipping", "model")})
 
 
 def test_a_tracker_whose_steps_never_end_says_so_once(caplog):

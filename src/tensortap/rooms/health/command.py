@@ -112,7 +112,7 @@ def _report(path: Path, found: TrainedModels | None, show_all: bool) -> None:
             message(f"{path}: {problem}")
     if by_others or (found is not None and found.models):
         rows = health_of(table, reader)
-        stepped = by_others or any(model.steps for model in found.models if found)
+        stepped = by_others or any(model.steps for model in (found.models if found else ()))
         if stepped or any(row.alerts for row in rows):
             _print(str(path), rows, stderr=True, show_all=show_all)
             message(f"tensortap view {path}")

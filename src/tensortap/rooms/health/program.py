@@ -64,7 +64,7 @@ class _Watching:
             watching.before_start(process)
             start(process)
 
-        BaseProcess.start = wrapped  # type: ignore[method-assign]
+        BaseProcess.start = wrapped  # type: ignore[assignment,method-assign]
 
     def _look(self) -> None:
         from tensortap.rooms.health.torch.finding import TrainedModels
@@ -100,6 +100,8 @@ class _Target:
         self._target, self._path, self._options = target, path, options
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        path = self._path
+
         def open_run() -> None:
             nonlocal path
             if rank_and_world_size()[1] > 1:
@@ -107,16 +109,14 @@ class _Target:
             else:
                 path = init(path.parent)
 
-        path = self._path
         watching = _Watching(path, {**self._options, "opens": open_run})
         watching.begin()
         try:
             return self._target(*args, **kwargs)
         finally:
             watching.end()
-            if watching.found is not None and watching.found.problems:
-                for problem in watching.found.problems:
-                    log.warning("tensortap: tracking failed: %s", problem)
+            for problem in watching.found.problems if watching.found is not None else ():
+                log.warning("tensortap: tracking failed: %s", problem)
 
 
 class _AfterImport:

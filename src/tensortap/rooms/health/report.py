@@ -52,7 +52,6 @@ REMEDIES = {
     "no_optimizer": "Create the optimizer with all parameters of the model.",
     "initialization": "Give each layer its own random numbers of about 1/sqrt(fan_in).",
     "learning_rate": "Check the schedule: its warmup, its unit (batches or epochs), its last step.",
-    "input_ignored": "Look for an input that is not used, masked or multiplied by 0.",
     "not_normalized": "Subtract the mean of the training data and divide by its deviation.",
 }
 """Remedies by rule. Rules that are missing here name the remedy in their message."""
@@ -171,6 +170,8 @@ def _row(rule: str, alerts: list[Alert], is_active: bool, why_not: str | None) -
         return RuleHealth(rule, "fine" if is_active else "unknown", *words)
     problems = [alert for alert in alerts if alert.severity != HINT and rule not in LIMITS]
     first = min(problems or alerts, key=lambda alert: alert.step)
+    if rule in LIMITS:
+        return RuleHealth(rule, "blind", *words, name=first.name, message=first.message)
     return RuleHealth(
         rule, "problem" if problems else "hint", *words, len(alerts), first.name,
         first.kind.value, first.step, first.rank, first.message,

@@ -75,18 +75,6 @@ def no_gradient(facts: StepFacts, state: State, patience: int = 20) -> Found:
 
 
 @rule_of_steps()
-def frozen_changes(facts: StepFacts, state: State) -> Found:
-    """Report a frozen parameter that the step of an optimizer changes."""
-    for each in facts.parameters:
-        if each.optimized_now and not each.trainable:
-            message = (
-                "it is frozen (requires_grad=False), but the optimizer changes it by momentum, "
-                "weight decay or an old gradient; take it out of the optimizer"
-            )
-            yield each.name, message
-
-
-@rule_of_steps()
 def gradient_discarded(facts: StepFacts, state: State) -> Found:
     """Report gradients that are zeroed between the backward pass and the optimizer's step."""
     if facts.discarded:
@@ -104,28 +92,6 @@ def gradient_not_zeroed(facts: StepFacts, state: State, patience: int = 2) -> Fo
         message = (
             "gradients are added to those that the optimizer has already used; call "
             "zero_grad() after each step"
-        )
-        yield MODEL, message
-
-
-@rule_of_steps()
-def step_repeated(facts: StepFacts, state: State, patience: int = 2) -> Found:
-    """Report an optimizer that uses the same gradients twice."""
-    if in_a_row(state, facts.repeated) >= patience:
-        message = (
-            "the optimizer's step() is called twice with the same gradients; remove a call, or "
-            "compute new gradients in between"
-        )
-        yield MODEL, message
-
-
-@rule_of_steps(HINT)
-def clipping(facts: StepFacts, state: State, patience: int = 10) -> Found:
-    """Give a hint if gradients are changed after the optimizer has used them, and then zeroed."""
-    if in_a_row(state, facts.changed_late) >= patience:
-        message = (
-            "gradients are changed after the optimizer has used them, and then zeroed: clip them "
-            "between backward() and step()"
         )
         yield MODEL, message
 
@@ -302,13 +268,6 @@ def repeated_layer(facts: StepFacts, state: State) -> Found:
         yield name, message
 
 
-@rule_of_steps()
-def untied(facts: StepFacts, state: State) -> Found:
-    """Report parameters that were the same one when tracking began, and are not any more."""
-    for first, other in _latest(state, facts.untied):
-        yield other, f"it was tied to {first}, and is a parameter of its own now; tie it again"
-
-
 # -- modes -----------------------------------------------------------------------------------
 
 
@@ -332,17 +291,6 @@ def dropout_in_evaluation(facts: StepFacts, state: State) -> Found:
             "model.eval() before it"
         )
         yield name, message
-
-
-@rule_of_steps(HINT, "evaluation")
-def gradients_in_evaluation(facts: StepFacts, state: State, patience: int = 3) -> Found:
-    """Give a hint if gradients are recorded in ``eval()`` mode, and nobody uses them."""
-    if in_a_row(state, *(each.unused for each in facts.passes if not each.training)) >= patience:
-        message = (
-            "gradients are recorded in an evaluation, which takes memory and time; use "
-            "torch.no_grad() or torch.inference_mode()"
-        )
-        yield MODEL, message
 
 
 @rule_of_steps(HINT, "evaluation")
@@ -379,27 +327,6 @@ def not_normalized(
         yield MODEL, f"the model's input has a root mean square of {rms:.3g}: is it normalized?"
 
 
-@rule_of_steps(needs="evaluation")
-def input_scale(facts: StepFacts, state: State, factor: float = 10.0, patience: int = 2) -> Found:
-    """Report inputs that are `factor` times larger or smaller in evaluation than in training."""
-    for each in facts.passes:
-        if not each.input_rms:
-            continue
-        if each.training:
-            state["training"] = each.input_rms
-        elif "training" in state:
-            ratio = each.input_rms / state["training"]
-            if in_a_row(state, not 1 / factor < ratio < factor):
-                state["sizes"] = each.input_rms, state["training"]
-    if in_a_row(state) >= patience:
-        there, here = state["sizes"]
-        message = (
-            f"the model's input has a root mean square of {there:.3g} in evaluation and "
-            f"{here:.3g} in training; normalize both in the same way"
-        )
-        yield MODEL, message
-
-
 @rule_of_steps(HINT, "training")
 def input_drift(facts: StepFacts, state: State, factor: float = 2.0, patience: int = 2) -> Found:
     """Give a hint if inputs of training grow or shrink by `factor`, as data changed in place do."""
@@ -412,17 +339,6 @@ def input_drift(facts: StepFacts, state: State, factor: float = 2.0, patience: i
         message = (
             f"its inputs have changed their root mean square from {state['first']:.3g} to "
             f"{state['now']:.3g} during training: is the data set changed in place?"
-        )
-        yield MODEL, message
-
-
-@rule_of_steps(needs="training")
-def input_ignored(facts: StepFacts, state: State, patience: int = 3) -> Found:
-    """Report a model that gives the same output for every row of a batch."""
-    if in_a_row(state, *(each.ignores_input for each in _first_training(facts))) >= patience:
-        message = (
-            "all rows of the output are the same, although those of the input differ: the loss "
-            "does not depend on the input"
         )
         yield MODEL, message
 
@@ -695,28 +611,6 @@ def stale_copy(facts: StepFacts, state: State) -> Found:
     yield from ((key[5:], text) for key, text in facts.notes if key.startswith("copy "))
 
 
-# -- dtypes ----------------------------------------------------------------------------------
-
-
-_AUTOCAST = {  # by where it is active although all layers compute in float32
-    "": "",
-    "after": "autocast is active in the backward pass or the optimizer's step, but not in the "
-    "forward pass, so all layers compute in float32: call the model in torch.autocast(...)",
-    "forward": "autocast is active where the model is called, but all of its layers compute in "
-    "float32: does the model switch autocast off?",
-}
-
-
-@rule_of_steps(needs="training")
-def no_autocast(facts: StepFacts, state: State, patience: int = 3) -> Found:
-    """Report autocast that is active although nothing is computed in 16 bits."""
-    if facts.idle_autocast is not None:
-        state["message"] = _AUTOCAST[facts.idle_autocast]
-        in_a_row(state, state["message"])
-    if in_a_row(state) >= patience:
-        yield MODEL, state["message"]
-
-
 # -- statistics ----------------------------------------------------------------------------------
 
 
@@ -753,12 +647,11 @@ def hardly_changes(steps: int = 30, share: float = 1e-5) -> Rule:
 
 
 RULES = (
-    clipping(), frozen_changes(), gradient_discarded(), gradient_not_zeroed(), learning_rate(),
+    gradient_discarded(), gradient_not_zeroed(), learning_rate(),
     mostly_frozen(), never_changes(), no_gradient(), no_optimizer(), scheduler_per_batch(),
-    step_repeated(), weight_decay(), dropout_in_evaluation(), gradients_in_evaluation(),
-    initialization(), input_drift(), input_ignored(), input_scale(), no_autocast(),
-    not_normalized(), not_registered(), random_in_evaluation(), repeated_layer(),
-    training_in_eval(), untied(),
+    weight_decay(), dropout_in_evaluation(),
+    initialization(), input_drift(), not_normalized(),
+    not_registered(), random_in_evaluation(), repeated_layer(), training_in_eval(),
     accumulation(), applied_twice(), labels_ignored(), loss_broadcasts(), not_learning(),
     not_log_probabilities(), odd_labels(), softmax_over_batch(), target_gradient(), batch_norm(),
     rows_mixed(), sees_the_future(), one_index(), padding(), same_batch(), loss_scaling(),

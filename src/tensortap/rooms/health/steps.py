@@ -10,7 +10,7 @@ import functools
 import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensortap.alerts.alert import ALERT, Alert
 from tensortap.alerts.rules import Rule
@@ -39,7 +39,6 @@ class ParameterFacts(NamedTuple):
     called: bool  # whether its module has ever run
     gradient: bool  # whether it had one
     changed: bool  # by anything
-    optimized_now: bool  # the step of an optimizer changed it
     stuck: bool | None  # it did not, though the gradient is not 0; None if nobody looked
     is_short: bool = False  # its values have 16 bits or less
 
@@ -60,14 +59,12 @@ class PassFacts(NamedTuple):
 
     training: bool  # its mode
     gradients: bool  # whether they were recorded
-    unused: bool  # it could have been differentiated, and was not
-    ignores_input: bool  # rows of the output are the same, although those of the input differ
     input_rms: float | None  # root mean square of the first input, if that has floats
     random: bool  # it drew random numbers on the CPU with all modules in eval() mode
 
 
 class LossFacts(NamedTuple):
-    """What the graph of a loss tells; tensors in it are let go at the end of the step."""
+    """Facts that the graph of a loss tells; its tensors are let go at the end of the step."""
 
     twice: str = ""  # "softmax" or "sigmoid", which model and loss both apply
     raw: bool = False  # a loss over log-probabilities got something else
@@ -87,7 +84,7 @@ class LossFacts(NamedTuple):
 
 
 class ProbeFacts(NamedTuple):
-    """What a second forward pass with changed inputs has shown."""
+    """Facts that a second forward pass with changed inputs has shown."""
 
     why_not: str  # why there was none
     rows: tuple[int, ...] = ()  # those that change the outputs of other rows
@@ -106,19 +103,13 @@ class StepFacts(NamedTuple):
     strays: int  # tensors of the optimizers that the model does not have
     discarded: bool  # gradients were zeroed between the backward pass and the optimizer's step
     carried: bool  # gradients were added to those of the last step
-    repeated: bool  # an optimizer used the same gradients twice
-    changed_late: bool  # gradients were changed after the step that used them, and then zeroed
     trained_in_eval: bool
     dropout: tuple[str, ...]  # modules that were active while gradients were off
     passes: tuple[PassFacts, ...]  # those that were looked at
-    # where autocast is active though layers compute in float32; None if nobody looked
-    idle_autocast: Literal["", "forward", "after"] | None
     # once, before training: weights, and lists with one layer several times, and how often
     initial: tuple[InitialWeight, ...] = ()
     repeated_layers: tuple[tuple[str, int], ...] = ()
-    # None if nobody looked: pairs of parameters that were the same one, and attributes with
-    # parameters that torch does not know, and how many
-    untied: tuple[tuple[str, str], ...] | None = None
+    # None if nobody looked: attributes with parameters that torch does not know, and how many
     unregistered: tuple[tuple[str, int], ...] | None = None
     decays: tuple[float, ...] = ()  # weight decay of the groups of all optimizers
     losses: tuple[LossFacts, ...] = ()
@@ -260,8 +251,8 @@ class StepMonitor:
     def check_again(self) -> None:
         """Show the last step once more, with what was noted since."""
         if self._last is not None and self.notes:
-            again = StepFacts(self._last.step, (), (), 0, 0, *[False] * 5, (), (), None)
-            self._apply(again._replace(notes=tuple(self.notes.items())))
+            empty = StepFacts(self._last.step, (), (), 0, 0, False, False, False, (), ())
+            self._apply(empty._replace(notes=tuple(self.notes.items())))
 
     def _apply(self, facts: StepFacts) -> None:
         rank = ranks.rank_and_world_size()[0]

@@ -99,7 +99,8 @@ def read_loss(loss: torch.Tensor) -> LossFacts | None:
 
 def _nodes(start: Any) -> Iterator[Any]:
     """Yield the nodes from a loss to what the model computed."""
-    pending, seen = [start], set()
+    pending = [start]
+    seen: set[Any] = set()
     while pending and len(seen) < _MOST_NODES:
         node = pending.pop(0)
         if node is None or node in seen:

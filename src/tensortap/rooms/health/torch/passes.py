@@ -11,7 +11,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,7 +25,7 @@ from tensortap.rooms.health.torch.probe import (
     probe,
     why_not,
 )
-from tensortap.rooms.track.observing import inputs_of, tensors_in
+from tensortap.rooms.track.observing import inputs_of
 from tensortap.rooms.track.torch.hooks import ModuleHook, hook_module
 from tensortap.rooms.track.torch.reading import is_plain, sample
 from tensortap.values.torch.hidden import hide_from_compiler
@@ -37,7 +37,6 @@ _FEW = 20  # steps in which inputs of embeddings and batch norms are looked at
 _MOST_KEPT = 1 << 20  # values of an input
 _COMPARED_MODES = (25, 50, 100)  # steps after which batch norm should know its statistics
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_CAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # that autocast runs in 16 bits
 
 
 def is_checked(number: int) -> bool:
@@ -55,21 +54,14 @@ class _Pass:
     def __init__(self, training: bool, given: torch.Tensor | None) -> None:
         self.training, self.gradients = training, torch.is_grad_enabled()
         self.rms: float | None = None
-        self.rows_differ = False
         with quiet():
             if given is not None and is_plain(given):
-                self.rms, self.rows_differ = _rms(given), _rows_are_equal(given) is False
-        self.differentiable = self.used = self.waited = self.ignores_input = self.random = False
+                self.rms = _rms(given)
+        self.random = False
         self.generator = None if training else torch.get_rng_state()
 
     def facts(self) -> PassFacts:
-        unused = self.differentiable and not self.used
-        return PassFacts(
-            self.training, self.gradients, unused, self.ignores_input, self.rms, self.random
-        )
-
-    def on_gradient(self, gradient: torch.Tensor | None) -> None:
-        self.used = True
+        return PassFacts(self.training, self.gradients, self.rms, self.random)
 
 
 class PassWatch:
@@ -96,8 +88,6 @@ class PassWatch:
         self._forget()
 
     def _forget(self) -> None:
-        self._dtypes: set[torch.dtype] = set()  # in which layers computed
-        self._autocast_in_forward = self._autocast_after = False
         self.entry = None
         self._same: bool | None = None
         self._new_probes: list[ProbeFacts] = []
@@ -114,9 +104,7 @@ class PassWatch:
             undo.append(hook_module(module, before, before=True, with_kwargs=True))
             undo.append(hook_module(module, after, with_kwargs=True))
         for name, module in self._root.named_modules():
-            if isinstance(module, _CAST):
-                undo.append(hook_module(module, ModuleHook(self._on_layer)))
-            elif isinstance(module, nn.Embedding):
+            if isinstance(module, nn.Embedding):
                 look = functools.partial(self._guarded, self._on_embedding, name)
                 undo.append(hook_module(module, ModuleHook(look)))
             elif isinstance(module, _NORMS):
@@ -185,20 +173,13 @@ class PassWatch:
         return any(not (each.training and each.gradients) for each in self._passes)
 
     def end_step(self) -> tuple[tuple[PassFacts, ...], dict[str, Any]]:
-        """Return the passes of the step, and more facts about them; begin the next one.
-
-        Outputs may be differentiated after the end of a step, so unused ones wait for one more.
-        """
-        waiting = [p for p in self._passes if p.differentiable and not (p.used or p.waited)]
-        found = tuple(each.facts() for each in self._passes if each not in waiting)
-        for each in waiting:
-            each.waited = True
-        autocast = self._idle_autocast() if self._dtypes else None
-        self._passes, self._running, self._outer = waiting, None, None
+        """Return the passes of the step, and more facts about them; begin the next one."""
+        found = tuple(each.facts() for each in self._passes)
+        self._passes, self._running, self._outer = [], None, None
         extra = {
             "probes": tuple(self._new_probes), "mode_distance": self._mode_distance,
             "small_batches": tuple(self._small), "same_input": self._same,
-            "padding": self._padding, "idle_autocast": autocast,
+            "padding": self._padding,
             "one_index": tuple(
                 (name, index) for name, (index, count) in self._indices.items() if count == 5
             ),
@@ -207,12 +188,6 @@ class PassWatch:
         self._is_checked = is_checked(self._number)
         self._forget()
         return found, extra
-
-    def _idle_autocast(self) -> Literal["", "forward", "after"]:
-        stored = {p.dtype for p in self._root.parameters() if p.is_floating_point()}
-        if stored != {torch.float32} or self._dtypes != {torch.float32}:
-            return ""
-        return "forward" if self._autocast_in_forward else "after" if self._autocast_after else ""
 
     def _on_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._running = None
@@ -231,31 +206,12 @@ class PassWatch:
 
     def _on_output(self, module: nn.Module, args: Any, output: Any) -> None:
         running, self._running = self._running, None
-        if self._looks_at_dtypes():
-            self._autocast_in_forward |= _is_autocast(self._root)
         if running is None:
             return
         before, running.generator = running.generator, None
         if before is not None and not torch.equal(before, torch.get_rng_state()):
             # a dropout module that is left in train() mode is meant to be random
             running.random = not any(each.training for each in self._root.modules())
-        first = next((tensor for _, tensor in tensors_in(output, torch.Tensor)), None)
-        with quiet():
-            if running.rows_differ and first is not None and is_plain(first):
-                is_float = first.is_floating_point()
-                running.ignores_input = is_float and _rows_are_equal(first) is True
-        if first is not None and first.requires_grad and not first.is_leaf:
-            running.differentiable = True
-            look = functools.partial(self._guarded, running.on_gradient)
-            hide_from_compiler(look)
-            first.register_hook(unserializable_hook(look))
-
-    def _looks_at_dtypes(self) -> bool:
-        return self._is_checked and self._root.training and torch.is_grad_enabled()
-
-    def _on_layer(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._looks_at_dtypes() and isinstance(output, torch.Tensor):
-            self._dtypes.add(output.dtype)
 
     def _on_norm(self, name: str, module: nn.Module, args: Any) -> None:
         if self._number < _FEW and module.training and torch.is_grad_enabled() and args:
@@ -284,11 +240,6 @@ class PassWatch:
             with quiet():
                 sizes = gradient.detach().abs().amax(-1)
                 self._padding = bool(sizes[padded].max() > 1e-3 * sizes.max())
-
-    def on_computed(self) -> None:
-        """Note whether autocast is active in the backward pass, or in the optimizer's step."""
-        if self._is_checked:
-            self._autocast_after |= _is_autocast(self._root)
 
 
 def _outer_modules(root: nn.Module) -> list[nn.Module]:
@@ -324,21 +275,3 @@ def _rms(tensor: torch.Tensor) -> float | None:
         return None
     rms = float(sample(tensor).double().square().mean().sqrt())
     return rms if math.isfinite(rms) else None  # other rules report it
-
-
-def _rows_are_equal(tensor: torch.Tensor) -> bool | None:
-    """Return whether the first rows of a tensor are the same; None if there are no two rows."""
-    if tensor.ndim < 2 or len(tensor) < 2 or tensor[0].numel() < 2:
-        return None
-    rows = tensor.detach()[:64].flatten(1)
-    rows = rows[:, :: -(-rows.shape[1] // 256) | 1]
-    return bool((rows[1:] == rows[0]).all())
-
-
-def _is_autocast(root: nn.Module) -> bool:
-    """Return whether autocast is active here for the device of a model."""
-    parameter = next(root.parameters(), None)
-    try:
-        return parameter is not None and torch.is_autocast_enabled(parameter.device.type)
-    except (TypeError, RuntimeError):  # before torch 2.4; a device without autocast
-        return False

@@ -41,13 +41,10 @@ def why_not(module: nn.Module, args: Any, kwargs: Any) -> str:
     if not all(is_plain(each) for each in held if each.numel()):
         return "the model is not in plain memory of the CPU"
     size = sum(each.numel() * each.element_size() for each in held)
-    if size > min(_MOST_BYTES, _free_memory() // 8):
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > min(_MOST_BYTES, free // 8):
         return "a copy of the model takes too much memory"
     return ""
-
-
-def _free_memory() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def probe(module: nn.Module, args: Any, kwargs: Any) -> ProbeFacts:

@@ -1,7 +1,7 @@
 """Facts about a training step of torch, for rules of steps.
 
 Version counters tell what was changed and when, without looking at values; a sample of the values
-is compared in few steps. Whether gradients were zeroed, kept or used twice is the same for all
+is compared in few steps. Whether gradients were zeroed or kept is the same for all
 parameters of an optimizer, so three of them are watched.
 """
 
@@ -25,9 +25,7 @@ from tensortap.rooms.health.torch.structure import (
     initial_weights,
     left_out,
     repeated_layers,
-    tied_names,
     unregistered_parameters,
-    untied,
 )
 from tensortap.rooms.track.observer import Observer
 from tensortap.rooms.track.torch.hooks import BreakingHook, ModuleHook, hook_module
@@ -50,12 +48,6 @@ class _Version:
         self._tensor = weakref.ref(gradient)
         self._version = version_of(gradient)
 
-    def was_changed(self, gradient: torch.Tensor | None) -> bool:
-        """Return whether this is the gradient, changed in place since, and not to 0."""
-        if gradient is None or self._tensor() is not gradient or self.is_at(gradient):
-            return False
-        return is_plain(gradient) and bool(sample(gradient).any())
-
     def is_at(self, gradient: torch.Tensor | None, changes: int = 0) -> bool:
         """Return whether this is the gradient, changed in place so many times since."""
         if gradient is None or self._tensor() is not gradient:
@@ -71,7 +63,6 @@ class _WatchedGradient:
         self._new: torch.Tensor | None = None  # a sample of what is added to the gradient
         self._computed = 0  # times since the last step
         self._discarded = self._carried = False
-        self.late = False  # changed after the step has used it
         self._used: _Version | None = None  # by the last step
         self._latest: _Version | None = None
 
@@ -109,17 +100,13 @@ class _WatchedGradient:
     def on_zeroed(self) -> None:
         """Note that the optimizer is about to zero the gradient."""
         self._discarded = bool(self._computed)
-        if not self._computed and self._used is not None:
-            with quiet():
-                self.late = self._used.was_changed(self._gradient())
         self._carried = False
 
-    def before_step(self) -> tuple[bool, bool, bool]:
-        """Return whether the gradient was discarded, added to an old one, or is the old one."""
+    def before_step(self) -> tuple[bool, bool]:
+        """Return whether the gradient was discarded, or added to an old one."""
         gradient = self._gradient()
         lost = bool(self._computed) and (gradient is None or self._discarded)
-        same = not self._computed and self._used is not None and self._used.is_at(gradient)
-        return lost, self._carried and gradient is not None, same
+        return lost, self._carried and gradient is not None
 
     def after_step(self) -> None:
         gradient = self._gradient()
@@ -150,7 +137,6 @@ class StepHooks:
         self._samples: dict[int, torch.Tensor] = {}  # by id of a parameter, before a step
         self._number = 0  # of the step since tracking began
         self._handles: dict[int, Any] = {}  # of hooks on gradients, by the id of a parameter
-        self._ties: list[list[str]] = []
         self._unregistered: Unregistered = {}
         self._initial: dict[str, Any] = {}  # facts that are given once
         self._has_modes = False
@@ -158,8 +144,7 @@ class StepHooks:
 
     def _forget(self) -> None:
         self._steps = 0
-        self._discarded = self._carried = self._repeated = self._late = False
-        self._optimized: set[int] = set()  # ids of parameters that an optimizer changed
+        self._discarded = self._carried = False
         self._trainable: set[int] = set()  # those of them that required gradients then
         self._stuck: dict[int, bool] = {}
         self._with_gradient: set[int] = set()
@@ -178,7 +163,6 @@ class StepHooks:
                 "initial": tuple(initial_weights(self._root, parameters, self._trained())),
                 "repeated_layers": repeated_layers(self._root),
             }
-            self._ties = tied_names(self._root)
             self._unregistered = unregistered_parameters(self._root)
         self._versions = _versions_of(parameters)
         self._has_modes = any(isinstance(each, _WITH_MODES) for each in self._root.modules())
@@ -263,20 +247,16 @@ class StepHooks:
     def _on_computed(self, gradient: _WatchedGradient, parameter: nn.Parameter) -> None:
         gradient.on_computed()
         self._losses.on_computed()
-        self._passes.on_computed()
 
     def _on_zero_grad(self, optimizer: Any) -> None:
         self._losses.on_zeroed()
-        watched = self._watched.get(id(optimizer), ())
-        for gradient in watched:
+        for gradient in self._watched.get(id(optimizer), ()):
             gradient.on_zeroed()
-        self._late |= bool(watched) and all(each.late for each in watched)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._before = versions_of(parameters_of(optimizer))
         self._samples = {}
         self._steps += 1
-        self._passes.on_computed()
         if _has_closure(args, kwargs):
             return  # it computes the gradients within the step
         self._judge_gradients(optimizer)
@@ -287,10 +267,9 @@ class StepHooks:
     def _judge_gradients(self, optimizer: Any) -> None:
         found = [each.before_step() for each in self._watched.get(id(optimizer), ())]
         if found:
-            lost, carried, same = (all(flags) for flags in zip(*found, strict=True))
+            lost, carried = (all(flags) for flags in zip(*found, strict=True))
             self._discarded |= lost
             self._carried |= carried
-            self._repeated |= same
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if _has_closure(args, kwargs):
@@ -302,10 +281,8 @@ class StepHooks:
         for parameter, now, before in zip(
             parameters, versions_of(parameters), self._before, strict=False
         ):
-            if now != before:
-                self._optimized.add(id(parameter))
-                if parameter.requires_grad:  # it may be frozen until the end of the step
-                    self._trainable.add(id(parameter))
+            if now != before and parameter.requires_grad:  # it may be frozen until the end
+                self._trainable.add(id(parameter))
         if self._samples:
             with quiet():
                 for parameter in parameters:
@@ -335,7 +312,6 @@ class StepHooks:
                 not uncalled or name.rpartition(".")[0] not in uncalled,
                 number in self._with_gradient or parameter.grad is not None,
                 self._versions.get(name) != versions[name],
-                number in self._optimized,
                 self._stuck.get(number),
                 parameter.element_size() < 4,
             )
@@ -345,7 +321,6 @@ class StepHooks:
         structure: dict[str, Any] = {}
         if is_checked(self._number):
             structure = {
-                "untied": untied(self._root, self._ties),
                 "unregistered": left_out(self._unregistered, optimized),
             }
         passes, more = self._passes.end_step()
@@ -358,8 +333,6 @@ class StepHooks:
             len(optimized.difference(map(id, parameters.values()))),
             self._discarded,
             self._carried,
-            self._repeated,
-            self._late,
             self._has_modes and bool(self._steps) and not self._root.training,
             tuple(self._dropout),
             passes,

@@ -1,4 +1,4 @@
-"""The structure of a torch model: initial weights, tied weights, and unregistered layers."""
+"""The structure of a torch model: initial weights, and unregistered or repeated layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import nn
 from tensortap.core.record import Summary
 from tensortap.rooms.health.steps import InitialWeight
 from tensortap.rooms.track.observing import tensors_in
-from tensortap.rooms.track.torch.names import Names
 from tensortap.rooms.track.torch.reading import is_plain
 from tensortap.stats.shard_digest import shard_digest
 from tensortap.values.torch.private import version_of
@@ -59,27 +58,6 @@ def initial_weights(
             if compared and id(parameter) in (trained or {id(parameter)})
             else b"",
         )
-
-
-def tied_names(root: nn.Module) -> list[list[str]]:
-    """Return the names that have the same parameter."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in Names(root).parameters():
-        names.setdefault(id(parameter), []).append(name)
-    return [tied for tied in names.values() if len(tied) > 1]
-
-
-def untied(root: nn.Module, ties: list[list[str]]) -> tuple[tuple[str, str], ...]:
-    """Return pairs of names that were tied, and do not have the same parameter any more."""
-    if not ties:
-        return ()
-    now = {name: id(parameter) for name, parameter in Names(root).parameters()}
-    return tuple(
-        (first, other)
-        for first, *others in ties
-        for other in others
-        if first in now and other in now and now[first] != now[other]
-    )
 
 
 Unregistered = dict[str, list[tuple[weakref.ref[torch.Tensor], int]]]
