@@ -21,6 +21,7 @@ _EXTRAS = {
     "video": ("av", "Pillow", "scikit-learn"),
     "notebook": ("ipywidgets", "anywidget"),
     "s3": ("fsspec", "s3fs"),
+    "scale": ("distributed",),
 }
 
 
