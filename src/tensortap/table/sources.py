@@ -130,7 +130,7 @@ class RunSource:
     bounded = clipped = outdated = False
 
     def __init__(self, reader: RunReader, blocks: Sequence[RowBlock] | None = None) -> None:
-        """With `blocks`, these stand for the rows of windows."""
+        """Read a run; `blocks`, if given, stand for the rows of its windows."""
         self.reader = reader
         self.windows = reader.windows
         self.is_large = bool(self.windows) and blocks is None

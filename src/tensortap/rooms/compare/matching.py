@@ -206,7 +206,7 @@ def _key_columns(records: ChosenRecords, codes: dict[str, int]) -> list[NDArray[
 
 
 class Same(NamedTuple):
-    """Which pairs are equal without reading payloads, and of which only statistics are known."""
+    """Pairs that are equal without reading payloads, and those with nothing but statistics."""
 
     equal: NDArray[np.bool_]
     by_statistics: NDArray[np.bool_]

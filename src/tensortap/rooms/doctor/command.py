@@ -22,6 +22,7 @@ _EXTRAS = {
     "tsne": ("scikit-learn",),
     "notebook": ("ipywidgets", "anywidget"),
     "s3": ("fsspec", "s3fs"),
+    "scale": ("distributed",),
 }
 
 
