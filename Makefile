@@ -125,10 +125,9 @@ $(BIN)/pip:
 	    "tensortap needs Python 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
-# torch is used if it is there
 $(VENV)/.ready-demo: $(BUILD) | $(BIN)/pip
-	@echo "installing what the demo needs into $(VENV): 570 MB, a minute or two"
-	$(PIP) -e '.[view,video]'
+	@echo "installing what the demo needs into $(VENV), torch included: some minutes"
+	$(PIP) -e '.[view,video]' $(TORCH)
 	@touch $@
 
 $(VENV)/.ready-lint: $(BUILD) | $(BIN)/pip
