@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import itertools
+import random
+import threading
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -233,3 +236,20 @@ def test_training_is_bit_identical_with_losses_and_second_calls_looked_at(monkey
     plain, tracked = trained("plain"), trained("tracked")
     assert called
     assert all(map(torch.equal, plain, tracked))
+
+
+def test_a_probe_draws_no_number_and_silences_its_own_thread_only(capsys):
+    class Noisy(nn.Module):
+        def forward(self, x):
+            random.random()
+            np.random.rand()  # noqa: NPY002 - the generator that programs share
+            print("the model")
+            other = threading.Thread(target=print, args=("another thread",))
+            other.start()
+            other.join()
+            return x * 2
+
+    before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002 - the same
+    probe(Noisy(), (torch.randn(4, 3),), {})
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # noqa: NPY002
+    assert set(capsys.readouterr().out.splitlines()) == {"another thread"}

@@ -11,9 +11,13 @@ import contextlib
 import copy
 import io
 import os
+import random
+import sys
+import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TextIO
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -128,12 +132,30 @@ def has_batch_norm(module: nn.Module) -> bool:
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     """Restore random states, and keep what the model prints from being printed twice."""
-    state = torch.get_rng_state()
+    state, drawn = torch.get_rng_state(), random.getstate()
+    numbers = np.random.get_state()  # noqa: NPY002 - the generator that programs share
     try:
-        with quiet(), torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
+        with quiet(), torch.no_grad(), contextlib.redirect_stdout(_OtherThreads(sys.stdout)):
             yield
     finally:
         torch.set_rng_state(state)
+        random.setstate(drawn)
+        np.random.set_state(numbers)  # noqa: NPY002 - the same
+
+
+class _OtherThreads(io.TextIOBase):
+    """A stream that drops what this thread writes, and passes on what other threads write."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._thread = stream, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() == self._thread:
+            return len(text)
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
 
 
 def _detached(value: Any) -> Any:
