@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import executing
@@ -14,6 +15,7 @@ import pytest
 
 from tensortap.capture import names
 from tensortap.capture.names import CallSites
+from tests.processes import in_threads
 
 
 def catch(value=None, *rest, **options):
@@ -183,6 +185,22 @@ def test_reused_code_ids_are_not_confused(look):
         assert space["out"] == f"value_f{index}_1"
         del space
         gc.collect(0)
+
+
+def test_threads_get_the_same_names(look):
+    source = "\n".join(f"def f{i}(x): return look(x)" for i in range(40))
+    space = cell(source, look=look)
+    results = [{} for _ in range(8)]
+    barrier = threading.Barrier(8)
+
+    def run(result):
+        barrier.wait()
+        for i in range(40):
+            result[i] = space[f"f{i}"](0)
+
+    in_threads(run, results)
+    assert all(result == results[0] for result in results)
+    assert set(results[0].values()) == {"x"} | {f"x_{i}" for i in range(1, 40)}
 
 
 # --- every supported Python

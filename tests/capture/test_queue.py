@@ -204,6 +204,21 @@ def test_admits_a_value_larger_than_the_budget_while_nothing_else_is_queued(make
     assert large.wait(60)
 
 
+@pytest.mark.slow
+def test_unsettled_records_count_towards_the_budget(make):
+    queue = make(budget=4 * OVERHEAD, overflow="newest")
+    queue.sink.settles = False
+    for _ in range(4):
+        put(queue, record())
+    wait_for(lambda: len(queue.sink.in_flight) == 4)
+    assert queue.sink.pending == 4 * OVERHEAD
+    queue.sink.is_open = False
+    assert put(queue, record()) is not None  # the queue itself is empty
+    assert put(queue, record()) is None
+    queue.sink.land()
+    assert put(queue, record()) is not None
+
+
 def test_flush_waits_until_records_are_settled_or_time_is_up(make):
     queue = make()
     queue.sink.settles = False
@@ -221,6 +236,22 @@ def test_flush_does_not_pause(make, endless_pauses):
     for _ in range(20):
         put(queue, record())
         assert queue.flush(60)
+
+
+@pytest.mark.slow
+def test_drop_all_settles_and_counts_what_waits_or_flies(make):
+    queue = make()
+    queue.sink.settles = False
+    flying = put(queue, record())
+    wait_for(lambda: queue.sink.in_flight)
+    queue.sink.is_open = False
+    queued = [put(queue, record()) for _ in range(5)]
+    queue.drop_all()
+    assert dropped(queue, "disconnected") == 6
+    assert [t.wait(0) for t in (flying, *queued)] == [False] * 6
+    assert all(t.done for t in (flying, *queued))
+    assert queue.flush(60)
+    assert put(queue, record(), 1 << 40), "all room is free again"
 
 
 def test_an_unreachable_sink_drops_what_waits_and_reports_the_change(make):
@@ -247,6 +278,15 @@ def test_an_error_in_the_sink_is_counted_and_does_not_end_the_thread(make, caplo
     assert dropped(queue, "error") == 1
     assert "error in a background thread, which continues" in caplog.text
     assert "broken" in caplog.text
+
+
+def test_close_sends_what_is_queued_and_closes_the_sink(make):
+    queue = make()
+    tickets = [put(queue, record("x", i)) for i in range(100)]
+    queue.close(60)
+    assert all(t.wait(0) for t in tickets)
+    assert queue.sink.closed
+    assert not queue.accepting
 
 
 def test_close_gives_up_after_its_timeout_and_counts_what_is_left(make):

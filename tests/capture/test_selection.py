@@ -54,6 +54,25 @@ def test_counts_calls_within_a_step():
     assert counter.calls == 7
 
 
+def test_differs_from_the_last_captured_digest():
+    counter = CallCounter("x")
+    assert counter.differs(b"1")
+    assert not counter.differs(b"1")
+    assert counter.differs(b"2")
+    assert counter.differs(b"1")
+
+
+def test_one_of_many_threads_captures_equal_content():
+    counter = CallCounter("x")
+    captured = []
+
+    def work(_):
+        captured.extend([i for i in range(200) if counter.differs(b"same")])
+
+    in_threads(work, range(8))
+    assert len(captured) == 1
+
+
 def test_first_source_to_advance_owns_the_clock():
     clock = Clock()
     assert clock.step is None

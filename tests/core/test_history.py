@@ -245,6 +245,35 @@ def test_wait():
     assert history.wait(1, 60)
 
 
+@pytest.mark.slow
+def test_concurrent_reads_and_writes():
+    history = History(200 * KIB)
+    wrong, done, rounds = [], threading.Event(), [0, 0, 0]
+
+    def read(reader):
+        while not done.is_set():
+            for _, newest in history.latest():
+                held = history.records(newest.name)
+                if [r.seq for r in held] != sorted(r.seq for r in held):
+                    wrong.append(held)
+            history.recent(5)
+            rounds[reader] += 1
+
+    readers = [threading.Thread(target=read, args=(n,)) for n in range(3)]
+    for thread in readers:
+        thread.start()
+    number = 0
+    while number < 5000 or min(rounds) < 20:
+        history.write(
+            [record("abcdef"[(number + i) % 6], 3000, number=number + i) for i in range(9)]
+        )
+        number += 9
+    done.set()
+    for thread in readers:
+        thread.join()
+    assert not wrong
+
+
 def test_since_in_pieces_and_with_evictions():
     records = [record(f"name{n % 7}", number=n) for n in range(300)]
     history = History(1 << 30)
