@@ -11,7 +11,7 @@ from tensortap.core.record import Kind, Record
 from tensortap.rooms.figures.figures.encoding import untyped
 from tensortap.rooms.ranks.figure import ranks_figure
 from tensortap.rooms.ranks.mesh import MeshLayout, group_keys, mesh_layout, rank_tree
-from tensortap.rooms.ranks.ranks import alike_groups, over_names, over_steps
+from tensortap.rooms.ranks.ranks import alike_groups, over_names, over_steps, uncompared
 from tensortap.stats import summarize_array
 from tensortap.table.table import table_of
 from tests.commands import type_in
@@ -115,3 +115,12 @@ def test_ranks_are_compared_with_those_that_do_the_same():
     far = over_steps(table, "Metric", "x", "value").far
     assert far[9].all()
     assert far.sum() == 30
+
+
+def test_ranks_that_nothing_is_compared_with_are_counted():
+    table = table_of(records(steps=3))
+    assert uncompared(table) == ""
+    few = table_of([r for r in records(steps=3) if r.rank < 3])
+    assert uncompared(few) == "statistics of 3 ranks are not compared: fewer than 4 do the same"
+    figure = ranks_figure(few, mesh_layout(few), kind="Weight", metric="rm2", name="w")
+    assert figure["limits"] == uncompared(few)

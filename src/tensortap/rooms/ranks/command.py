@@ -29,7 +29,7 @@ def ranks(
 
     from tensortap.rooms.ranks.findings import rank_findings
     from tensortap.rooms.ranks.mesh import mesh_layout
-    from tensortap.rooms.ranks.ranks import progress
+    from tensortap.rooms.ranks.ranks import progress, uncompared
     from tensortap.runs.run_reader import RunReader
     from tensortap.table.table import Table, table_of
 
@@ -47,13 +47,17 @@ def ranks(
     found = rank_findings(table)
     if as_json:
         findings = [msgspec.to_builtins(each) for each in found]
-        print_json({"ranks": rows, "mesh": mesh.dims, "findings": findings})
+        print_json(
+            {"ranks": rows, "mesh": mesh.dims, "findings": findings, "limits": uncompared(table)}
+        )
     else:
-        _print(rows, mesh.dims, found)
+        _print(rows, mesh.dims, found, uncompared(table))
     raise typer.Exit(1 if found else 0)
 
 
-def _print(rows: list[dict[str, Any]], dims: tuple[str, ...], found: list[RankFinding]) -> None:
+def _print(
+    rows: list[dict[str, Any]], dims: tuple[str, ...], found: list[RankFinding], limits: str
+) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -92,3 +96,5 @@ def _print(rows: list[dict[str, Any]], dims: tuple[str, ...], found: list[RankFi
         console.print(f"and {len(found) - _MOST_LINES:,} more (--json)", style="dim")
     if not found:
         console.print("no rank disagrees with the others", style="dim")
+    if limits and len(rows) > 1:
+        console.print(limits, style="dim", highlight=False)

@@ -14,7 +14,7 @@ from tensortap.rooms.figures.figures.heatmap import color_bar, color_range, colu
 from tensortap.rooms.figures.figures.parts import marks_trace, whole_ticks
 from tensortap.rooms.figures.figures.theme import COLORS, layout, message_figure, scale
 from tensortap.rooms.ranks.mesh import MeshLayout, RankGroup, group_keys, rank_tree
-from tensortap.rooms.ranks.ranks import RankMatrix, over_names, over_steps
+from tensortap.rooms.ranks.ranks import RankMatrix, over_names, over_steps, uncompared
 from tensortap.table.table import Table, locked
 
 if TYPE_CHECKING:
@@ -83,7 +83,10 @@ def ranks_figure(
     rows = [_described(row, cells.outlier[i]) for i, row in enumerate(tree)]
     shown = {"columns": len(matrix.columns), "of_columns": total}
     paths = {rank: ".".join(map(str, place)) for rank, place in mesh.coordinates.items()}
-    return {**figure, **shown, "rows": rows, "outliers": outliers, "paths": paths}
+    limits = uncompared(table)
+    return {
+        **figure, **shown, "rows": rows, "outliers": outliers, "paths": paths, "limits": limits,
+    }  # fmt: skip
 
 
 def _thinned(matrix: RankMatrix, most: int) -> RankMatrix:

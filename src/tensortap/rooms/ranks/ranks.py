@@ -170,6 +170,14 @@ def alike_groups(table: Table) -> list[list[int]]:
     return list(groups.values())
 
 
+def uncompared(table: Table) -> str:
+    """Return of how many ranks no statistics are compared, as a sentence; empty if of none."""
+    count = sum(len(group) for group in alike_groups(table) if len(group) < _FEWEST)
+    return (
+        f"statistics of {count:,} ranks are not compared: fewer than 4 do the same" if count else ""
+    )
+
+
 def _is_alike(table: Table, dim: str) -> bool:
     """Return whether ranks along a dimension of a mesh do the same with other batches."""
     if not _UNNAMED.fullmatch(dim):

@@ -94,12 +94,12 @@ async function drawFigure(figure, state, now) {
 
 // -- outliers ------------------------------------------------------------------------------------
 
-function drawOutliers({ outliers = [], columns: shown, of_columns: all }, columns) {
+function drawOutliers({ outliers = [], limits = "", columns: shown, of_columns: all }, columns) {
   const chip = ({ rank, columns: times, place }) => button(`rank ${rank}`, () => reveal(rank), {
     class: "chip toggle outlier", title: [place, `far in ${plural(times, columns)}`].filter(Boolean).join(": "),
   });
   fill(far, outliers.length ? [dim("far from the others:"), outliers.map(chip)]
-    : Object.keys(paths).length > 3 && dim("no rank is far from the others"),
+    : dim(limits || "no rank is far from the others"),
     shown < all && dim(`${count(shown)} of ${count(all)} ${columns}s: those at which a rank is farthest`));
 }
 
