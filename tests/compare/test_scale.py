@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import subprocess
-import sys
-import urllib.request
-
 import numpy as np
 import pytest
 
 from tensortap.core.errors import TensortapError
 from tensortap.rooms.compare.runs import compare_runs
-from tests.processes import wait_for
+from tests.storage import storage
 
 pytestmark = pytest.mark.slow
+assert storage
 
 
 def records(change=None, count=200):
@@ -37,44 +32,12 @@ def check(report):
     assert report.compared == 200
 
 
-@pytest.fixture(scope="module")
-def storage():
-    """A server that speaks S3, on this machine."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
-    try:
-
-        def answers():
-            assert server.poll() is None
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"{url}/moto-api/", timeout=60).close()
-                return True
-
-        wait_for(answers)
-        yield url
-    finally:
-        server.kill()
-        server.wait()
-
-
 @pytest.mark.filterwarnings("ignore")  # of the client library
-def test_runs_on_object_storage(runs, storage, monkeypatch):
-    import fsspec
-
+def test_runs_on_object_storage(runs, storage):
     import tensortap as tap
 
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", storage)
-    files = fsspec.filesystem("s3")
-    files.mkdir("bucket")
     for name, run in zip(("a", "b"), runs, strict=True):
-        files.put(str(run), f"bucket/{name}", recursive=True)
+        storage.put(str(run), f"bucket/{name}", recursive=True)
     check(compare_runs("s3://bucket/a", "s3://bucket/b"))
     check(compare_runs("s3://bucket/a", runs[1]))
     opened = tap.open("s3://bucket/a")

@@ -81,7 +81,7 @@ CALLS = [
     (lambda g: tap.compare(g.run, g.run, steps="1:2"), "steps must be a pair of whole numbers"),
     (lambda g: tap.compare(g.run, g.run, names=[1]), "names must be a string"),
     # sources
-    (lambda g: tap.track(g.model, every=0), "every must be at least 1, got 0"),
+    (lambda g: tap.track(g.model, every=-1), "every must be at least 0, got -1"),
     (lambda g: tap.track(g.model, every="x"), "every must be a whole number, got 'x'"),
     (lambda g: tap.track(g.model, init_step=-1), "init_step must be at least 0, got -1"),
     (lambda g: tap.track(g.model, stash=3), "stash must be a function, got 3"),

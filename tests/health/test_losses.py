@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import tensortap as tap
+from tensortap.capture.pipeline import pipeline
 from tensortap.rooms.health.torch.probe import probe
 
 
@@ -253,3 +254,17 @@ def test_a_probe_draws_no_number_and_silences_its_own_thread_only(capsys):
     probe(Noisy(), (torch.randn(4, 3),), {})
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # noqa: NPY002
     assert set(capsys.readouterr().out.splitlines()) == {"another thread"}
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_model_that_catches_values_is_not_called_again(norm):
+    class Net(nn.Sequential):
+        def forward(self, x):
+            x = super().forward(x)
+            assert tap.catch(x, "caught by a model") is not None
+            return x
+
+    net = Net(nn.Linear(4, 3), *([nn.BatchNorm1d(3)] if norm else []))
+    before = pipeline.counters["caught by a model"].calls if norm else 0
+    found(net, lambda _: net(torch.randn(8, 4)).square().mean(), steps=27)
+    assert pipeline.counters["caught by a model"].calls == before + 27

@@ -45,6 +45,7 @@ def commands(run: Path, good: Path, out: Path) -> dict[str, list[str]]:
         "why": ["why", here],
         "why --json": ["why", here, "--json"],
         "reproduce": ["reproduce", here, "--out", str(out / "again")],
+        "compact": ["compact", here],
     }
 
 

@@ -164,7 +164,7 @@ def test_records_sent_again_after_a_lost_connection_arrive_once(server, run, wai
         # it still goes through shared memory, and all blocks are returned
         assert r["state"][0].endswith("TCP" if arena else "shared memory")
         region = "_private" if arena else "_arena"
-        whole = f"pool._collect() or not pool.{region}.leased"
+        whole = f"pool._collect() or not pool.{region}._leased"
         wait_for(lambda: talk(whole), what=lambda: talk(whole))
     finally:
         proxy.close()

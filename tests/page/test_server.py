@@ -456,7 +456,7 @@ def test_warns_beyond_this_machine(runs, capsys):
 
 @pytest.mark.parametrize("port", [70000, -1])
 def test_rejects_an_invalid_port(port):
-    with pytest.raises(TensortapError, match="port must be at most 65535"):
+    with pytest.raises(TensortapError, match="port must be a number from 0 to 65535"):
         listen("127.0.0.1", port)
 
 

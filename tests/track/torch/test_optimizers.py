@@ -278,3 +278,16 @@ def test_weights_and_states_of_unknown_classes_are_unseen(monkeypatch):
     for name in ("frozen", "weight.exp_avg"):
         assert "only wraps other tensors" in tracker.unseen[name]
         assert not [r for r in tracker.records if r.name == name and r.stats is not None]
+
+
+def test_rules_go_on_with_lazy_weights_of_an_optimizer():
+    model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = torch.optim.Adam(model.parameters())
+    with tap.track(model, optimizer, alerts=True) as tracker:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(16, 4)).square().mean().backward()
+            optimizer.step()
+            tracker.step()
+    assert set(tracker.unseen) == {"0.weight", "0.bias"}
+    assert {alert.rule for alert in tracker.alerts} == {"unseen"}

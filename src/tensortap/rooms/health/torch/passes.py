@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import unserializable_hook
 
+from tensortap.capture.pipeline import pipeline
 from tensortap.rooms.health.steps import PassFacts, ProbeFacts
 from tensortap.rooms.health.torch.probe import (
     MOST_SECONDS,
@@ -79,6 +80,7 @@ class PassWatch:
         self._running: _Pass | None = None
         self._outer: nn.Module | None = None  # the module whose call no other one surrounds
         self._began = 0.0  # when it was called
+        self._caught = 0  # calls of `catch` until then
         self._probed: dict[int, ProbeFacts] = {}  # by the id of the module
         self._has_norm = has_batch_norm(root)
         self.entry: torch.Tensor | None = None  # what the model was first given in this step
@@ -116,6 +118,8 @@ class PassWatch:
         if self._outer is not None or backward_pass() != -1:
             return
         self._outer, self._began = module, time.perf_counter()
+        if self._number in (2, *_COMPARED_MODES):
+            self._caught = _catches()
         trains = torch.is_grad_enabled() and vars(module).get("training", True)
         self.has_trained |= trains
         self.was_evaluated |= not trains
@@ -154,6 +158,8 @@ class PassWatch:
         if not (compares or probes):
             return
         reason = "a forward pass takes too long" if seconds > MOST_SECONDS else ""
+        if _catches() != self._caught:  # a copy would catch values, too, and count as calls
+            reason = "its forward pass catches values"
         reason = reason or why_not(module, args, kwargs)
         if probes:
             facts = ProbeFacts(reason)
@@ -240,6 +246,11 @@ class PassWatch:
             with quiet():
                 sizes = gradient.detach().abs().amax(-1)
                 self._padding = bool(sizes[padded].max() > 1e-3 * sizes.max())
+
+
+def _catches() -> int:
+    """Return how often the program has called `catch`."""
+    return sum(counter.calls for counter in pipeline.counters.values())
 
 
 def _outer_modules(root: nn.Module) -> list[nn.Module]:

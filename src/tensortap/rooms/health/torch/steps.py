@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils.hooks import unserializable_hook
 
 from tensortap.rooms.health.steps import ParameterFacts, StepFacts
@@ -184,7 +185,7 @@ class StepHooks:
         optimized = self._trained()
         missed = functools.partial(self._observer.unseen.__setitem__, "optimizer")
         for parameter in parameters:
-            if parameter.requires_grad and parameter.is_leaf:
+            if parameter.requires_grad and parameter.is_leaf and not is_lazy(parameter):
                 once = id(parameter) in optimized
                 look = functools.partial(self._guarded, self._on_gradient, once)
                 hook = BreakingHook(look, missed)
@@ -207,7 +208,8 @@ class StepHooks:
         missed = functools.partial(self._observer.unseen.__setitem__, "optimizer")
         self._undo += hook_step(optimizer, before, after, missed)
         self._undo.append(before_zero_grad(optimizer, zeroed, missed))
-        trained = [p for p in parameters_of(optimizer) if p.requires_grad]
+        parameters = parameters_of(optimizer)
+        trained = [p for p in parameters if p.requires_grad and not is_lazy(p)]
         places = {0, len(trained) // 2, len(trained) - 1} if trained else ()
         watched = self._watched[id(optimizer)] = []
         for place in places:
