@@ -268,3 +268,13 @@ def test_a_model_that_catches_values_is_not_called_again(norm):
     before = pipeline.counters["caught by a model"].calls if norm else 0
     found(net, lambda _: net(torch.randn(8, 4)).square().mean(), steps=27)
     assert pipeline.counters["caught by a model"].calls == before + 27
+
+
+def test_a_slow_start_is_no_hint():
+    net = classifier()
+
+    def loss(_):
+        x, y = batch(64)
+        return F.cross_entropy(net(x), y)
+
+    assert "not_learning" not in found(net, loss, steps=60, lr=3e-3)

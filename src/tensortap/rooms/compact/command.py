@@ -28,7 +28,7 @@ def compact(
             except ImportError:
                 raise MissingExtra.of("--dask needs Dask", "scale") from None
             try:
-                client = Client(dask, timeout=10)  # type: ignore[no-untyped-call]
+                client = Client(dask, timeout=10)
                 executor = stack.enter_context(client).get_executor()
             except (OSError, ValueError) as error:
                 raise TensortapError(f"--dask: cannot connect to {dask}: {error}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Iterator
 from typing import Any
 
@@ -470,8 +471,10 @@ def not_learning(facts: StepFacts, state: State, share: float = 0.95, patience: 
     recent, first = late[-8:], state["shares"][:3]
     mean = sum(each[1] for each in recent) / len(recent)
     before = sum(each[1] for each in first) / len(first)
+    error = statistics.stdev(each[1] for each in recent) / math.sqrt(len(recent))
+    is_better = mean + 2 * error < min(1.0, before)  # than the best constant answer: it is slow
     # numbers may begin far off, and answers that move hide progress: only a loss that stays counts
-    if mean >= share and ("counts" in state or 0.95 * before <= mean):
+    if mean >= share and not is_better and ("counts" in state or 0.95 * before <= mean):
         _, _, value, chance = recent[-1]
         rate = max(facts.rates, default=0.0)
         frozen = sum(not each.trainable for each in facts.parameters)
