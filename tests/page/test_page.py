@@ -589,4 +589,5 @@ def test_follows_a_training_until_the_server_stops(chromium, tmp_path):
         one.page.wait_for_selector("body[data-push=closed]")
         one.page.get_by_text("does not respond").wait_for()
         for each in (one, two):
-            each.errors.clear()  # the browser logs that it cannot connect
+            each.page.goto("about:blank")  # it goes on trying to connect
+            each.errors.clear()  # the browser logs that it cannot
