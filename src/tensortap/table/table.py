@@ -126,7 +126,7 @@ class Table:
         return getattr(self, name)
 
     def index(self) -> Table:
-        """Return this table, or as long as it is not read its whole tensors, which are fewer.
+        """Return this table; before its rows are read, its whole tensors, which are fewer.
 
         Both have the same names, kinds and steps, metrics and alerts.
         """

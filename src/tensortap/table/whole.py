@@ -151,7 +151,7 @@ class WholeSource:
 
 
 class RolledSource:
-    """Whole tensors of a compacted run: the roll-ups of its windows, and loose rows, merged.
+    """Whole tensors of a compacted run: roll-ups of its windows, merged with loose rows.
 
     Of steps to which rows came late, all rows are merged again.
     """

@@ -407,7 +407,7 @@ def softmax_over_batch(facts: StepFacts, state: State, patience: int = 2) -> Fou
 
 @rule_of_steps(needs="labels")
 def labels_ignored(facts: StepFacts, state: State, patience: int = 2) -> Found:
-    """Report labels of which none counts."""
+    """Report labels that are all masked by `ignore_index`."""
     for each in facts.losses:
         if each.kept is not None and in_a_row(state, each.kept == 0) >= patience:
             message = (

@@ -83,7 +83,7 @@ class Modules:
         self.note(module)
 
     def on_copy(self, _: None, module: torch.nn.Module, *args: Any) -> None:
-        """Remember a module that was copied or loaded, which registers no part of it."""
+        """Remember a module that was copied or loaded; its parts are not remembered."""
         self.note(module)
         for child in _children(module):
             self._on_child(module, "", child)
@@ -170,7 +170,7 @@ class _Copy:
 
     @property
     def is_stale(self) -> bool:
-        """Whether it was called in a few steps until late, and never changed."""
+        """Whether it is called now and then, also late in training, and never changes."""
         return self._before is not None and self._calls >= 3 and self._last >= 40
 
 
