@@ -71,7 +71,7 @@ def digests_of_shards() -> list[Row]:
     """Compare digests with copies of the same arrays, both warm."""
     import numpy as np
 
-    from tensortap.stats.shard_digest import shard_digest
+    from tensortap.rooms.track.shard_digest import shard_digest
 
     rows = []
     for kib, bits in (

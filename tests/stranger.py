@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tensortap.capture.memory import MemorySink
 from tensortap.core.record import TensorData
+from tensortap.rooms.track.memory import MemorySink
 from tensortap.values.protocol import Adapter, Framework
 
 

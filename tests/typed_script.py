@@ -12,7 +12,7 @@ import tensortap as tap
 from tensortap.api.open import RemoteSession
 from tensortap.api.run import Run
 from tensortap.api.session import Session
-from tensortap.capture.receipt import Receipt
+from tensortap.capture.ledger import Receipt
 from tensortap.core.record import Kind, Record
 from tensortap.page.server import Page
 from tensortap.rooms.bisect.faulty_modules import BisectReport

@@ -19,10 +19,10 @@ import pytest
 
 import tensortap
 from tensortap.api import session
-from tensortap.capture.memory import MemorySink
 from tensortap.capture.pipeline import Pipeline
 from tensortap.capture.queue import Queue
 from tensortap.core.busy import is_busy
+from tensortap.rooms.track.memory import MemorySink
 from tests.capture.test_fast import Stopped
 
 SOURCE = str(Path(tensortap.__file__).parent)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensortap.capture.memory import MemorySink
 from tensortap.capture.pipeline import Pipeline
 from tensortap.capture.queue import Queue
+from tensortap.rooms.track.memory import MemorySink
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from tensortap.capture.receipt import Receipt, format_seconds
+from tensortap.capture.ledger import Receipt, format_seconds
 
 REASONS = {"over budget": 3, "disconnected": 2004, "error": 5, "too large": 0}
 FULL = Receipt(

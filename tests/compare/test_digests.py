@@ -10,9 +10,9 @@ import tensortap as tap
 from tensortap.capture.queue import Queue
 from tensortap.capture.ticket import Ticket
 from tensortap.core.record import Kind, Record
+from tensortap.rooms.track.shard_digest import shard_digest
 from tensortap.runs.folders import end_run, make_run
 from tensortap.runs.sink import StoreSink
-from tensortap.stats.shard_digest import shard_digest
 
 
 @pytest.fixture

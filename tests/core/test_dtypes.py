@@ -9,8 +9,8 @@ import torch
 from tensortap.core.dtypes import DTYPES, itemsize, name_of, numpy_dtype
 from tensortap.core.errors import CaptureError
 from tensortap.stats import _kernel as kernel
-from tensortap.stats.numpy_summary import summarize_array
-from tensortap.stats.summarize import code_of, summarize_memory
+from tensortap.stats import numpy_summary
+from tensortap.stats.summarize import code_of, summarize_array
 
 NUMPY_ONLY = [
     "<M8[ns]", "<M8[7us]", "<M8", "<m8[D]", ">M8[s]", "<U5", ">U3", "|S3", "|V8",
@@ -93,9 +93,10 @@ class TestKernel:
     def test_the_kernel_reads_elements_as_the_registry_describes_them(self, name):
         row = DTYPES[name.lower()]
         array = np.array([1, 2, 3], numpy_dtype(row.name))
-        found = summarize_memory(array.ctypes.data, row.name, (3,))
+        assert code_of(row.name) == getattr(kernel, name)
+        found = summarize_array(array)
         assert (found.count, found.mean, found.max) == (3, 2.0, 3.0)
-        assert found == summarize_array(array)
+        assert found == numpy_summary.summarize_array(array)
 
     @pytest.mark.parametrize("row", **named(row for row in DTYPES.values() if row.itemsize == 1))
     def test_dtypes_of_one_byte_have_a_code(self, row):

@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tensortap.alerts.alert import ChainLink, Operand, OperationExplanation
 from tensortap.core.record import Fields, Items, Kind, Mapping, Number, Opaque, Record, TensorData
+from tensortap.rooms.ops.explanation import ChainLink, Operand, OperationExplanation
 from tensortap.runs import rows
 from tensortap.runs.tables import TailFile
 from tensortap.stats import summarize_array

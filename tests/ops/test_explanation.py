@@ -7,16 +7,11 @@ import pytest
 import torch
 
 import tensortap as tap
-from tensortap.alerts.alert import (
-    Alert,
-    alert_of,
-    decode_explanation,
-    record_of,
-    verdict_of,
-    verdicts_of,
-)
+from tensortap.alerts.alert import Alert, alert_of, record_of
 from tensortap.core.errors import NotFound
 from tensortap.core.record import Kind
+from tensortap.rooms.ops.explanation import decode_explanation
+from tensortap.rooms.ops.verdicts import verdict_of, verdicts_of
 
 
 def explained(run):

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import tensortap as tap
-from tensortap.alerts.alert import Alert, ChainLink, Operand, OperationExplanation, record_of
+from tensortap.alerts.alert import Alert, record_of
 from tensortap.capture.pipeline import pipeline
 from tensortap.core.record import Kind
+from tensortap.rooms.ops.explanation import ChainLink, Operand, OperationExplanation
 from tensortap.rooms.ops.why import why_text
 from tensortap.rooms.report.run_report import report_html
 from tests.commands import type_in

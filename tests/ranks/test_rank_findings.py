@@ -12,8 +12,8 @@ from tensortap.alerts import Alert, record_of
 from tensortap.core.record import Kind, Record, Shard
 from tensortap.rooms.ranks import findings as ranks
 from tensortap.rooms.ranks.findings import GrowingFindings, rank_findings
+from tensortap.rooms.track.shard_digest import shard_digest
 from tensortap.stats import summarize_array
-from tensortap.stats.shard_digest import shard_digest
 from tensortap.table.table import table_of
 from tests.figures.conftest import RunWriter
 

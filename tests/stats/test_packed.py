@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tensortap.rooms.track.jax import device_stats
+from tensortap.rooms.track.packed import HEAD, layout, unpack
 from tensortap.stats import summarize_array
-from tensortap.stats.packed import HEAD, layout, unpack
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from tensortap.core import rooms
 from tensortap.core.record import Kind
 from tensortap.rooms.track.observer import Observer, TrackOptions
 from tensortap.rooms.track.observing import Observed
-from tensortap.values.protocol import PendingSummary
+from tensortap.rooms.track.packed import PendingSummary
 
 pytestmark = pytest.mark.usefixtures("no_errors")
 

@@ -9,12 +9,12 @@ from torch.utils.checkpoint import checkpoint
 
 import tensortap as tap
 from tensortap import alerts
-from tensortap import values as frameworks
 from tensortap.core.record import Kind
 from tensortap.rooms.health.torch import passes
+from tensortap.rooms.track import packed
+from tensortap.rooms.track.packed import PendingSummary
 from tensortap.rooms.track.torch import origins
 from tensortap.values import rebuild
-from tensortap.values.protocol import PendingSummary
 
 pytestmark = pytest.mark.usefixtures("no_errors")
 
@@ -192,13 +192,13 @@ def anywhere(request, monkeypatch):
     """Run on the CPU, and as if on a device: statistics are known after the step has ended."""
     if not request.param:
         return
-    summary_of = frameworks.summary_of
+    summary_of = packed.summary_of
 
     def later(value):
         stats, _ = summary_of(value)
         return None, PendingSummary(lambda: False, lambda: stats)
 
-    monkeypatch.setattr(frameworks, "summary_of", later)
+    monkeypatch.setattr(packed, "summary_of", later)
     monkeypatch.setattr(origins, "on_device", lambda tensor: True)
 
 
@@ -444,7 +444,7 @@ def test_looking_for_the_origin_does_not_wait_for_a_device(monkeypatch):
     monkeypatch.setattr(origins, "on_device", lambda tensor: True)
     monkeypatch.setattr(passes, "is_plain", lambda tensor: False)
     pending = PendingSummary(lambda: False, lambda: None)
-    monkeypatch.setattr(frameworks, "summary_of", lambda value: (None, pending))
+    monkeypatch.setattr(packed, "summary_of", lambda value: (None, pending))
     model, x = Layer("between"), torch.rand(3, 4)
     with tap.track(model, alerts=True) as tracker:
         with monkeypatch.context() as patch:

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 import tensortap as tap
-from tensortap.capture.memory import MemorySink
 from tensortap.core.errors import NotFound
 from tensortap.core.record import Kind
+from tensortap.rooms.track.memory import MemorySink
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_errors")]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from tensortap.alerts.alert import Finding, may_be_mask, module_of
@@ -356,17 +356,6 @@ def default_rules() -> tuple[Rule, ...]:
         if room.rules is not None:
             found += load(room.rules)
     return tuple(found)
-
-
-def record_of_rules(
-    rules: Iterable[Rule], *, step: int, seq: int, rank: int, world_size: int, time_ns: int
-) -> Record:
-    """Return a record that says which rules are active."""
-    names = " ".join(rule.__name__ for rule in rules)
-    return Record(
-        ACTIVE_RULES, Kind.VALUE, step, 0, seq, rank, world_size, time_ns, "builtins.str",
-        value=names,
-    )  # fmt: skip
 
 
 def active_rules(reader: Any) -> set[str]:

@@ -11,7 +11,7 @@ import msgspec
 
 from tensortap import values as frameworks
 from tensortap.api.lookup import Values
-from tensortap.capture.receipt import Receipt
+from tensortap.capture.ledger import Receipt
 from tensortap.core.arguments import checked
 from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.record import Kind, Opaque, Record

@@ -30,7 +30,6 @@ class AlertFinder(Protocol):
 
 
 def alert_finders(table: Table) -> list[AlertFinder]:
-    """Return the finders of all rooms."""
     return [make(table) for make in offers("run.alerts")]
 
 

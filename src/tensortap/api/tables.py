@@ -45,7 +45,6 @@ class Rates:
         self.records = self.nbytes = 0.0
 
     def update(self, overview: Overview) -> None:
-        """Compute the rates since the last update."""
         now, written, nbytes = time.monotonic(), overview.written, overview.written_nbytes
         if self._before is not None and now > self._before[0]:
             seconds = now - self._before[0]
@@ -142,7 +141,6 @@ def alerts_table(overview: Overview, most: int | None = None) -> Table:
 
 
 def header(overview: Overview, rates: Rates | None = None) -> Table:
-    """Return address, counts and memory."""
     table = Table.grid(padding=(0, 2))
     clients = overview.clients
     connected = sum(client.connected for client in clients)

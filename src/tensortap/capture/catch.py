@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from tensortap.capture.ledger import Receipt
 from tensortap.capture.names import CallSites
 from tensortap.capture.pipeline import pipeline
-from tensortap.capture.receipt import Receipt
 from tensortap.capture.selection import CallCounter
 from tensortap.capture.ticket import SKIPPED, Ticket
 from tensortap.core.arguments import check_count, check_seconds, check_text, check_whole

@@ -16,9 +16,8 @@ from typing import Any, Protocol
 from tensortap import values as frameworks
 from tensortap.capture import ticket as tickets
 from tensortap.capture.fast import FastPath, type_name
-from tensortap.capture.ledger import BUSY, DISCONNECTED, ERROR, Ledger
+from tensortap.capture.ledger import BUSY, DISCONNECTED, ERROR, Ledger, Receipt
 from tensortap.capture.queue import Queue, admit, write_to
-from tensortap.capture.receipt import Receipt
 from tensortap.capture.selection import CallCounter, CallCounters, Clock
 from tensortap.capture.ticket import SKIPPED, Ticket
 from tensortap.core import ranks
@@ -121,7 +120,6 @@ class Pipeline:
         self.refresh()
 
     def detach(self, queue: Queue) -> None:
-        """Hand no more records to this queue."""
         self._attached.pop(queue, None)
         queue.on_change = None
         self.refresh()
@@ -150,7 +148,6 @@ class Pipeline:
             self.fast = self._fast_path.capture if self._fast_path is not None else None
 
     def switch(self, enabled: bool) -> None:
-        """Turn all capturing on or off."""
         self.enabled = enabled
         self.refresh()
 

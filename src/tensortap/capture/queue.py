@@ -74,12 +74,10 @@ class Queue:
 
     @property
     def waiting(self) -> int:
-        """Number of queued records."""
         return sum([1 if isinstance(entry, tuple) else len(entry) for entry in [*self._entries]])
 
     @property
     def accepting(self) -> bool:
-        """True if the queue takes new records."""
         return self.sink.accepting and not self._closed
 
     def admit(self, nbytes: int, name: str, kind: Kind, step: int, rank: int) -> bool:
@@ -116,7 +114,6 @@ class Queue:
         self.sink.note_dropped(name, kind, step, rank)
 
     def write(self, record: Record, ticket: Ticket, nbytes: int) -> None:
-        """Queue a record for which there is room."""
         nbytes += OVERHEAD
         # no lock: the thread that empties the queue would make training wait for it. An append
         # is atomic, and so is this sum, because no other thread can run inside of it.

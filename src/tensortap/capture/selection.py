@@ -117,8 +117,6 @@ class CallCounter:
 
 
 class CallCounters(dict[str, CallCounter]):
-    """Call counters by name."""
-
     def of(self, name: str) -> CallCounter:
         """Return the counter of a name; create it at the first call."""
         counter = self.get(name)

@@ -27,7 +27,6 @@ def message(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON."""
     import json
 
     print(json.dumps(value, indent=1))

@@ -121,7 +121,6 @@ class Screen:
 
 
 def _is_metric(head: Record) -> bool:
-    """Return whether a record is a single number."""
     number = head.type in ("builtins.float", "builtins.int") or (head.dtype and not head.shape)
     return head.kind is Kind.METRIC or (head.kind is Kind.VALUE and bool(number))
 

@@ -135,24 +135,20 @@ def check_seconds(argument: str, value: Any) -> None:
 
 
 def check_text(argument: str, value: Any) -> None:
-    """Raise unless the argument is a string."""
     _check(argument, value, str)
 
 
 def check_choice(argument: str, value: Any, choices: Sequence[str]) -> None:
-    """Raise unless the argument is one of the choices."""
     if not isinstance(value, str) or value not in choices:
         *first, last = map(repr, choices)
         raise ValueError(f"{argument} must be {', '.join(first)} or {last}, got {value!r:.80}")
 
 
 def check_callable(argument: str, value: Any) -> None:
-    """Raise unless the argument can be called."""
     _check(argument, value, collections.abc.Callable)
 
 
 def check_path(argument: str, value: Any) -> None:
-    """Raise unless the argument names a file or folder."""
     _check(argument, value, str | os.PathLike)
     if value == "":
         raise ValueError(f"{argument} must not be empty: '.' is this folder")

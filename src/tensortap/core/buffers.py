@@ -380,7 +380,6 @@ class Pool:
         return self._private
 
     def _collect(self) -> None:
-        """Take back what was returned."""
         for _ in range(len(self._returned)):  # a handler may return more meanwhile
             reference = self._returned[0]
             for region in (self._arena, self._private):
@@ -389,7 +388,6 @@ class Pool:
             del self._returned[0]  # last: Ctrl-C may raise after any call
 
     def _grow(self, size: int) -> Segment:
-        """Return new private memory."""
         limit = self._limit() if self._limit is not None else None
         if limit is not None and self._others and self.taken + size > limit:
             raise OutOfMemory(f"tensortap uses all of the {limit} bytes that it may take")

@@ -50,8 +50,6 @@ class Column(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Columns:
-    """Records of one column."""
-
     __slots__ = ("_payload", "_rows", "column", "positions", "size")
 
     def __init__(
@@ -72,7 +70,6 @@ class Columns:
         return len(self._rows)
 
     def time_ns_of(self, index: int) -> int:
-        """Return the time of a record."""
         return int(self._rows[index, _TIME])
 
     @property
@@ -80,12 +77,6 @@ class Columns:
         """True if no record is older than the one before."""
         times = self._rows[:, _TIME]
         return bool((times[1:] >= times[:-1]).all())
-
-    def since(self, start: int) -> Columns:
-        """Return a copy of the records from an index on, which keeps no memory of the others."""
-        payload = bytes(self._payload[start * self.size :])
-        rows = self._rows[start:].copy()
-        return Columns(self.column, rows, payload, self.size, self.positions[start:].copy())
 
     def records(
         self, start: int, stop: int, *, step: int | None = None, seq: int | None = None

@@ -53,12 +53,10 @@ class DType(NamedTuple):
 
     @property
     def itemsize(self) -> int:
-        """Bytes per element."""
         return -(-self.bits // 8)
 
     @property
     def is_integer(self) -> bool:
-        """Whether the values are integers or bools."""
         return self.kind in ("bool", "int", "uint")
 
     @property
@@ -149,7 +147,6 @@ _TEXT = re.compile(r"(?:([<>]U)|\|[SV])([1-9][0-9]{0,8})")
 
 
 def itemsize(name: str) -> int:
-    """Return the bytes per element of a dtype; raise ValueError for any text that names none."""
     size = _SIZES.get(name)
     return _itemsize_of_str(name) if size is None else size
 

@@ -83,13 +83,10 @@ def _tree_overhead(value: Value) -> int:
     return sum([_NODE_OVERHEAD // 4 + _tree_overhead(child) for child in children(value)])
 
 
-def _columns_nbytes(columns: Columns, count: int) -> int:
-    """Return the memory of some records of a column, without the objects that hold them."""
-    return count * (columns.size + _ROW_OVERHEAD)
-
-
-def _column_overhead(columns: Columns) -> int:
-    return _COLUMN_OVERHEAD + len(columns.column.name)
+def _columns_nbytes(columns: Columns) -> int:
+    """Return the memory of the records of a column, and of the objects that hold them."""
+    rows = len(columns) * (columns.size + _ROW_OVERHEAD)
+    return rows + _COLUMN_OVERHEAD + len(columns.column.name)
 
 
 Span = Record | tuple[Columns, int, int]
@@ -109,26 +106,24 @@ def _records_of(spans: Iterable[Span], **wanted: int) -> list[Record]:
 class Series:
     """The records of one name, kind and rank, in their order of arrival."""
 
-    __slots__ = ("count", "ends", "newest_ns", "parts", "skipped")
+    __slots__ = ("count", "ends", "newest_ns", "parts")
 
     def __init__(self) -> None:
         self.count = 0
         self.newest_ns = 0  # time of the newest record
         self.parts: collections.deque[Record | Columns] = collections.deque()
         self.ends: collections.deque[int] = collections.deque()  # position of their last record
-        self.skipped = 0  # evicted records of the first part, if that is a column
 
     @property
     def oldest_ns(self) -> int:
-        """Time of the oldest record."""
         oldest = self.parts[0]
-        return oldest.time_ns if isinstance(oldest, Record) else oldest.time_ns_of(self.skipped)
+        return oldest.time_ns if isinstance(oldest, Record) else oldest.time_ns_of(0)
 
     @property
     def start(self) -> int:
         """Position of the oldest record."""
         oldest = self.parts[0]
-        return self.ends[0] if isinstance(oldest, Record) else int(oldest.positions[self.skipped])
+        return self.ends[0] if isinstance(oldest, Record) else int(oldest.positions[0])
 
     def tail(self, length: int | None) -> list[Span]:
         """Return the newest records, at most `length`."""
@@ -142,8 +137,6 @@ class Series:
                 left -= 1
             else:
                 first = max(0, len(part) - left)
-                if part is self.parts[0]:
-                    first = max(first, self.skipped)
                 spans.append((part, first, len(part)))
                 left -= len(part) - first
         return spans[::-1]
@@ -161,39 +154,18 @@ class Series:
                 spans.append(part)
             else:
                 begin, stop = part.positions.searchsorted([start, end]).tolist()
-                if part is self.parts[0]:
-                    begin = max(begin, self.skipped)
                 if begin >= stop:
                     break
                 positions += part.positions[begin:stop].tolist()
                 spans.append((part, begin, stop))
         return positions, spans
 
-    def evict(self, most: int, excess: int) -> int:
-        """Evict the oldest record, or as many of a column as are in excess; return their bytes."""
-        part = self.parts[0]
-        if isinstance(part, Record):
-            count, nbytes, left = 1, record_nbytes(part), 0
-        else:
-            left = len(part) - self.skipped
-            count = min(left, most, -(-excess // _columns_nbytes(part, 1)))
-            nbytes, left = _columns_nbytes(part, count), left - count
-            self.skipped += count
-        self.count -= count
-        if not left:
-            self.parts.popleft()
-            self.ends.popleft()
-            self.skipped = 0
-            if not isinstance(part, Record):
-                nbytes += _column_overhead(part)
-        return nbytes
-
-    def release(self) -> None:
-        """Release the memory of evicted records of a column."""
-        part = self.parts[0]
-        if self.skipped and not isinstance(part, Record):
-            self.parts[0] = part.since(self.skipped)
-            self.skipped = 0
+    def evict(self) -> int:
+        """Evict the oldest record, or all of the oldest column; return their bytes."""
+        part = self.parts.popleft()
+        self.ends.popleft()
+        self.count -= 1 if isinstance(part, Record) else len(part)
+        return record_nbytes(part) if isinstance(part, Record) else _columns_nbytes(part)
 
 
 class History:
@@ -271,7 +243,7 @@ class History:
         series.parts.append(columns)
         series.ends.append(int(columns.positions[-1]))
         series.count += len(columns)
-        self.nbytes += _columns_nbytes(columns, len(columns)) + _column_overhead(columns)
+        self.nbytes += _columns_nbytes(columns)
         self.written_nbytes += len(columns) * (0 if column.is_number else columns.size)
         if self.nbytes > self.bound:
             self._evict(key)
@@ -289,31 +261,31 @@ class History:
         longest = [
             (-series.count, series.oldest_ns, i, key)
             for i, (key, series) in enumerate(self._series.items())
-            if key != newest or series.count > 1
+            if len(series.parts) > (key == newest)
         ]
         heapq.heapify(longest)
-        touched: set[Key] = set()
         while self.nbytes > goal and longest:
             _, _, i, key = heapq.heappop(longest)
-            series, before = self._series[key], self._series[key].count
-            # down to the length of the next longest series, then whichever is older; the
-            # newest record is evicted last, and only if nothing else is left
-            length = min(before - 1, -longest[0][0]) if longest else 0
-            length = max(length, int(key == newest))
-            while series.count > length and self.nbytes > goal:
-                self.nbytes -= series.evict(series.count - length, self.nbytes - goal)
-            self.evicted[key[0]] += before - series.count
-            touched.add(key)
-            if not series.count:
-                self._remove(key)
-            elif key != newest or series.count > 1:
+            series = self._series[key]
+            # down to the length of the next longest series, then whichever is older; the newest
+            # record is evicted last, with its column, and only if nothing else is left
+            length = min(series.count - 1, -longest[0][0]) if longest else 0
+            while (
+                series.count > length and len(series.parts) > (key == newest) and self.nbytes > goal
+            ):
+                self._evict_part(key)
+            if len(series.parts) > (key == newest):
                 heapq.heappush(longest, (-series.count, series.oldest_ns, i, key))
         if self.nbytes > self.bound:
-            self.nbytes -= self._series[newest].evict(1, 1)
-            self.evicted[newest[0]] += 1
-            self._remove(newest)
-        for key in touched & self._series.keys():
-            self._series[key].release()
+            self._evict_part(newest)
+
+    def _evict_part(self, key: Key) -> None:
+        series = self._series[key]
+        before = series.count
+        self.nbytes -= series.evict()
+        self.evicted[key[0]] += before - series.count
+        if not series.count:
+            self._remove(key)
 
     def _remove(self, key: Key) -> None:
         del self._series[key]

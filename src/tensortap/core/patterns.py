@@ -56,5 +56,4 @@ class TypedPattern:
             ) from None
 
     def search(self, name: str) -> bool:
-        """Return whether the pattern matches anywhere in a name."""
         return self._compiled.search(name.encode("utf-8", "replace")) is not None

@@ -80,8 +80,6 @@ class Number(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="
 
 
 class Blob(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="node", tag="b"):
-    """A `bytes` or `bytearray`."""
-
     kind: str
     data: bytes
 
@@ -138,7 +136,6 @@ class Summary(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def finite(self) -> int:
-        """Number of finite values."""
         return self.count - self.nans - self.posinfs - self.neginfs
 
 

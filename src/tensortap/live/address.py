@@ -10,8 +10,6 @@ DEFAULT_PORT = 2875
 
 
 class Address(NamedTuple):
-    """A host and a port."""
-
     host: str
     port: int
 
@@ -21,7 +19,6 @@ class Address(NamedTuple):
 
     @property
     def endpoint(self) -> str:
-        """The address in ZeroMQ's notation."""
         return f"tcp://{self}"
 
     @property

@@ -49,8 +49,6 @@ _EVENTS = (
 
 
 class ConnectionState(enum.Enum):
-    """The state of a channel."""
-
     SEEKING = "seeking"  # the first attempt is still running
     ABSENT = "absent"  # no server, or one that rejects us; the channel keeps trying
     OPEN = "open"
@@ -124,7 +122,6 @@ class Channel:
         self.welcome = None
 
     def end(self, linger: int) -> None:
-        """Close for good."""
         self.close(linger)
         if self._context is not None:
             # not term(): it would wait for the server, and the program wants to end

@@ -121,7 +121,6 @@ class ClientState:
 
     @property
     def connected(self) -> bool:
-        """Whether the program is connected."""
         return self.connection is not None
 
 
@@ -164,7 +163,6 @@ class Connection:
         self.assemblies[batch.number] = assembly
 
     def add_chunk(self, chunk: wire.Chunk, data: memoryview) -> None:
-        """Receive a chunk; ignore those of rejected batches."""
         assembly = self.assemblies.get(chunk.number)
         if assembly is not None:
             assembly.fill(chunk, data)
@@ -232,7 +230,6 @@ class Connection:
         return segment.memory[external.offset : end]
 
     def close(self) -> None:
-        """Drop incomplete batches."""
         self.client.connection = None
         self.assemblies.clear()
         self._segments.clear()

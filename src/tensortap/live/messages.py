@@ -64,8 +64,6 @@ class Arena(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Client(msgspec.Struct, frozen=True):
-    """The identity of a client."""
-
     id: bytes
     host: str = ""
     pid: int = 0
@@ -192,7 +190,6 @@ def message(kind: bytes, header: msgspec.Struct) -> list[bytes]:
 
 
 def chunks(number: int, index: int, payload: memoryview) -> Iterator[list[Any]]:
-    """Yield the CHUNK messages of a payload."""
     for offset in range(0, payload.nbytes, CHUNK_NBYTES):
         header = message(CHUNK, Chunk(number, index, offset))
         yield [*header, payload[offset : offset + CHUNK_NBYTES]]

@@ -63,7 +63,6 @@ class LiveReader:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
         if self._channel.state is ConnectionState.OPEN:
             self._channel.send(wire.message(wire.GOODBYE, wire.Goodbye()))
         self._channel.end(linger=100)

@@ -91,7 +91,6 @@ class Server:
 
     @property
     def alive(self) -> bool:
-        """Whether the server listens."""
         return self._thread.is_alive()
 
     def close(self) -> None:

@@ -175,7 +175,6 @@ class LiveSink(Sink):
 
     @property
     def connected(self) -> bool:
-        """True while the server receives records."""
         return self._state is ConnectionState.OPEN
 
     def room(self) -> int:

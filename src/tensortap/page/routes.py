@@ -13,18 +13,9 @@ import msgspec
 import numpy as np
 import pyarrow.compute as pc
 
-from tensortap.alerts.alert import (
-    HINT,
-    NO_VERDICT,
-    WHY,
-    Alert,
-    verdict_key,
-    verdict_of,
-    verdicts_of,
-)  # fmt: skip
+from tensortap.alerts.alert import HINT, WHY, Alert
 from tensortap.alerts.rules import LIMITS, active_rules
 from tensortap.capture.pipeline import pipeline
-from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.record import Kind
 from tensortap.core.rooms import offers
 from tensortap.page.catalog import (
@@ -90,34 +81,13 @@ def alerts(request: PageRequest) -> dict[str, Any]:
     found = request.entry.alerts()
     half = _MAX_ALERTS // 2
     shown = found if len(found) <= _MAX_ALERTS else [*found[:half], *found[-half:]]
-    explained_by = verdicts_of(found)
     rows = [
-        {
-            "kind": alert.kind.value,
-            **{key: getattr(alert, key) for key in _ALERT},
-            "why": verdict_key(explained_by(alert)),
-        }
+        {"kind": alert.kind.value, **{key: getattr(alert, key) for key in _ALERT}}
         for alert in shown
     ]
+    for explain in offers("page.verdicts"):  # adds to each row which verdict explains it
+        explain(found, zip(shown, rows, strict=True))
     return {"total": len(found), "alerts": rows}
-
-
-def why(request: PageRequest) -> Any:
-    """Return a verdict by its key: its paragraph, and its explanation.
-
-    The key may end after the step or the rank.
-    """
-    key = request.text("verdict")
-    step, rank, kind, name = (key.split(" ", 3) + [""] * 4)[:4]
-    if not all(word.isdecimal() for word in (step, rank or "0")):
-        raise TensortapError(f"verdict must be a step, rank, kind and name, got {key!r:.80}")
-    verdict = verdict_of(
-        request.entry.table().alerts(), int(step), int(rank) if rank else None,
-        (kind, name) if name else None,
-    )  # fmt: skip
-    if verdict is None:
-        raise NotFound(NO_VERDICT)
-    return msgspec.to_builtins(verdict)
 
 
 # -- summary -------------------------------------------------------------------------------
@@ -266,6 +236,5 @@ ROUTES = (
     PageRoute("summary", summary),
     PageRoute("tensor_steps", tensor_steps),
     PageRoute("alerts", alerts),
-    PageRoute("why", why),
     PageRoute("receipt", receipt, cached=False),
 )

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tensortap.capture.ledger import Receipt
 from tensortap.capture.pipeline import at_exit, pipeline
 from tensortap.capture.queue import Queue
-from tensortap.capture.receipt import Receipt
 from tensortap.core import ranks
 from tensortap.core.arguments import checked
 from tensortap.core.errors import NotFound, TensortapError

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tensortap.capture.receipt import Receipt
+from tensortap.capture.ledger import Receipt
 from tensortap.core.errors import MissingExtra, NotFound, TensortapError
 from tensortap.core.files import CorruptFile, contained
 from tensortap.core.record import Kind, Record, Value

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from tensortap.core.rooms import lazy
 
 if TYPE_CHECKING:
-    from tensortap.stats.summarize import summarize_array, summarize_memory
+    from tensortap.stats.summarize import summarize_array
 
-__all__ = ["summarize_array", "summarize_memory"]
+__all__ = ["summarize_array"]
 # when first used, because it imports NumPy
-__getattr__ = lazy(__name__, {name: f"tensortap.stats.summarize:{name}" for name in __all__})
+__getattr__ = lazy(__name__, {"summarize_array": "tensortap.stats.summarize:summarize_array"})

@@ -30,7 +30,6 @@ def complex_part(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
 
 @functools.cache
 def is_number(dtype: np.dtype[Any]) -> bool:
-    """Return whether a dtype holds numbers."""
     # the dtypes of ml_dtypes have the kind void, like raw bytes and records
     numeric = dtype.kind in "biufc" or (dtype.kind in "VW" and dtype.type is not np.void)
     return numeric or complex_part(dtype) is not None

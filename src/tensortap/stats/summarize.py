@@ -53,26 +53,6 @@ def summarize_array(array: NDArray[Any], *, threads: int = AUTO) -> Summary:
     return numpy_summary.summarize_array(array)
 
 
-def summarize_memory(
-    address: int,
-    dtype: str,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...] | None = None,
-    *,
-    threads: int = AUTO,
-) -> Summary:
-    """Return the statistics of the array at an address.
-
-    `strides` are in bytes; None means C order. The memory must stay valid during the call.
-    """
-    code = code_of(dtype)
-    if code is not None:
-        summary: Summary | None = kernel.summarize(address, code, shape, strides, threads)
-        if summary is not None:
-            return summary
-    return numpy_summary.summarize_array(_array_at(address, dtype, shape, strides))
-
-
 @functools.cache
 def code_of(dtype: str) -> int | None:
     """Return the kernel's code for a dtype, or None if it has none or was not built."""
@@ -97,19 +77,3 @@ def code_of(dtype: str) -> int | None:
 def kernel_code(dtype: np.dtype[Any]) -> int | None:
     """Return the kernel's code for a NumPy dtype, or None."""
     return code_of(dtype.name) if dtype.isnative and dtype.fields is None else None
-
-
-def _array_at(
-    address: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None
-) -> NDArray[Any]:
-    native = numpy_dtype(dtype)
-    if 0 in shape:
-        return np.empty(shape, native)
-
-    class Memory:
-        __array_interface__ = {  # noqa: RUF012  NumPy reads it once
-            "version": 3, "data": (address, True), "typestr": f"|V{native.itemsize}",
-            "shape": shape, "strides": strides,
-        }  # fmt: skip
-
-    return np.asarray(Memory()).view(native)

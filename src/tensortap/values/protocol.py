@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from tensortap.core.errors import CaptureError
@@ -32,13 +31,6 @@ Snapshot: TypeAlias = tuple[Value, int]
 """The copy of a value as a tree of `tensortap.core.record`, and the payload bytes that it holds."""
 
 
-class PendingSummary(NamedTuple):
-    """Statistics that a device is still computing; `resolve` waits for them."""
-
-    ready: Callable[[], bool]
-    resolve: Callable[[], Summary | None]
-
-
 def no_description(value: object) -> tuple[str, tuple[int, ...]]:
     """Return the empty dtype and shape of a value that has neither."""
     return "", ()
@@ -54,7 +46,7 @@ class Adapter:
 
     - `snapshot_small` is `snapshot` for the fast path: None if the value is not small;
     - `in_place` lets the fast path copy the bytes of most small tensors itself;
-    - `summarize` computes the statistics without a copy, or starts to on a device;
+    - `summarize` computes the statistics, without a copy where the memory can be read;
     - `memory` returns where the elements are, for the kernel; None if it cannot read them;
     - `view` returns a NumPy array over the value's own memory; None where that is impossible;
     - `local_shard` returns this rank's part of a distributed tensor and where it belongs;
@@ -65,7 +57,7 @@ class Adapter:
     nbytes: Callable[[Any, Path], int]
     describe: Callable[[Any], tuple[str, tuple[int, ...]]] = no_description
     snapshot_small: Callable[[Any], Snapshot | None] | None = None
-    summarize: Callable[[Any], Summary | PendingSummary] | None = None
+    summarize: Callable[[Any], Summary] | None = None
     view: Callable[[Any], NDArray[Any] | None] | None = None
     local_shard: Callable[[Any], tuple[Any, Shard]] | None = None
     copy: Callable[[Any], Any] | None = None
@@ -114,18 +106,6 @@ class Framework(Protocol):
         """
 
     # Optional: a framework inherits what it has nothing special for.
-
-    def save(self, value: Any, path: FilePath) -> None:
-        """Write a value to a file in the framework's own format."""
-        raise CaptureError(f"{self.name} has no file format of its own")
-
-    def load(self, file: FilePath, *, trust: bool, mapped: bool = False) -> Any:
-        """Read a file in the framework's own format.
-
-        Raise `pickle.UnpicklingError` if it could run code, unless it is trusted. With `mapped`,
-        tensors stay in the file where possible.
-        """
-        raise CaptureError(f"{self.name} has no file format of its own")
 
     def traced_classes(self) -> Iterable[type]:
         """Return the classes of values that exist only while a function is being compiled."""

@@ -10,7 +10,7 @@ from tensortap.core.record import Summary, Value
 from tensortap.stats.columns import Memory
 from tensortap.stats.digest import digest
 from tensortap.values.adapters import CACHED, adapter_of
-from tensortap.values.protocol import PendingSummary, Snapshot, type_name
+from tensortap.values.protocol import Snapshot, type_name
 
 
 def snapshot(value: object, pool: Pool) -> Snapshot:
@@ -69,16 +69,10 @@ def memory_of(value: Any) -> Memory | None:
     return None if memory is None else memory(value)
 
 
-def summary_of(value: Any) -> tuple[Summary | None, PendingSummary | None]:
-    """Return the statistics of a tensor, or those that its device is still computing.
-
-    >>> import numpy as np
-    >>> summary_of(np.ones(3))[0].mean
-    1.0
-    """
+def summary_of(value: Any) -> Summary:
+    """Return the statistics of a tensor."""
     summarize = adapter_of(type(value)).summarize
     if summarize is None:
         borrow(value)  # a tensor that cannot be captured raises here, with a remedy
         raise CaptureError(f"no statistics of a {type(value).__name__}: pass an array or a tensor")
-    found = summarize(value)
-    return (found, None) if isinstance(found, Summary) else (None, found)
+    return summarize(value)

@@ -17,10 +17,10 @@ from torch.utils.checkpoint import (
 import tensortap as tap
 from tensortap.alerts import nan
 from tensortap.capture import catch as catching
-from tensortap.capture.memory import MemorySink
 from tensortap.capture.pipeline import Pipeline
 from tensortap.capture.queue import Queue
 from tensortap.core.record import Kind
+from tensortap.rooms.track.memory import MemorySink
 from tests.track.test_track_alerts import alerts_of
 
 pytestmark = [

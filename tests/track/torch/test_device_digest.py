@@ -11,8 +11,9 @@ import tensortap as tap
 from tensortap.core.record import Shard
 from tensortap.rooms.track import torch as part
 from tensortap.rooms.track.digests import shard_digest_of
+from tensortap.rooms.track.shard_digest import shard_digest
 from tensortap.rooms.track.torch import device_digest as module
-from tensortap.stats.shard_digest import add_digests, shard_digest
+from tensortap.stats.shard_digest import add_digests
 from tensortap.values.snapshot import borrow
 from tensortap.values.view import as_numpy
 from tests.values.torch.conftest import waits  # noqa: F401 - a fixture

@@ -12,7 +12,7 @@ from tensortap.core.buffers import Lease, Pool, view_of
 from tensortap.core.errors import CaptureError
 from tensortap.core.record import TensorData
 from tensortap.rooms.track.digests import shard_digest_of
-from tensortap.stats.shard_digest import shard_digest
+from tensortap.rooms.track.shard_digest import shard_digest
 from tensortap.values import describe, nbytes_of, rebuild, snapshot
 from tensortap.values.jax.adapter import Deferred
 from tests.values.contract import any_values

@@ -12,9 +12,9 @@ import pytest
 
 import tensortap as tap
 from tensortap.capture import catch as catching
-from tensortap.capture.memory import MemorySink
 from tensortap.capture.pipeline import Pipeline
 from tensortap.capture.queue import Queue
+from tensortap.rooms.track.memory import MemorySink
 from tensortap.values import rebuild
 from tests.track.jax.programs import batch, parameters
 

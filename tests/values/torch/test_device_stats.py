@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import tensortap as tap
 from tensortap.rooms.doctor.contract import expect_close
-from tensortap.stats import packed
-from tensortap.values.torch import summarize as module
+from tensortap.rooms.track import packed
+from tensortap.rooms.track.torch import device_stats as module
 from tensortap.values.torch.cuda import cuda
 from tests.values.torch.test_cuda import FakePort
 
@@ -113,11 +113,13 @@ def test_does_not_wait_for_the_device(waits):
 
 
 def test_tensors_on_a_device_are_reduced_there(monkeypatch):
-    class OnDevice:
+    class OnDevice(torch.Tensor):
         is_cuda = True
 
-    monkeypatch.setattr(module, "reduce_later", lambda value, port: (type(value), port))
-    assert module._summarize(OnDevice(), 0) == (OnDevice, cuda().port)
+    monkeypatch.setattr(module, "reduce_later", lambda value, port: port)
+    tensor = torch.ones(2)
+    assert packed.summary_of(tensor) == (tap.viz.summarize(tensor), None)
+    assert packed.summary_of(tensor.as_subclass(OnDevice)) == (None, cuda().port)
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")

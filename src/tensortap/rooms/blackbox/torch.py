@@ -27,9 +27,9 @@ from tensortap.rooms.blackbox.torch_held import (
     spare_tensors,
 )
 from tensortap.rooms.track.observing import tensors_in
+from tensortap.rooms.track.torch.layouts import like
 from tensortap.rooms.track.torch.optimizers import find_optimizers, parameters_of
 from tensortap.values.snapshot import digest_of
-from tensortap.values.torch.shards import like
 from tensortap.values.torch.tensors import quiet
 
 _PLAIN = (bool, int, float, str, type(None))

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from tensortap.core.buffers import Pool, view_of
 from tensortap.core.dtypes import DTYPES, itemsize, numpy_dtype
 from tensortap.core.record import Summary, TensorData
+from tensortap.rooms.track.packed import summary_of
 from tensortap.stats import summarize_array
 from tensortap.stats.digest import digest
 from tensortap.values.protocol import SMALL
 from tensortap.values.rebuild import rebuild
-from tensortap.values.snapshot import describe, digest_of, nbytes_of, snapshot, summary_of
+from tensortap.values.snapshot import describe, digest_of, nbytes_of, snapshot
 from tensortap.values.view import as_numpy
 
 SHAPES = ((), (0, 3), (3, 4, 5), (40, 30, 25))

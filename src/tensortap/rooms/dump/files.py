@@ -11,6 +11,8 @@ import math
 import os
 import pickle
 import sys
+import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -22,7 +24,6 @@ from tensortap.core.files import check_regular, open_regular, plain
 from tensortap.core.limits import available_memory
 from tensortap.runs.payloads import TensorReader
 from tensortap.values import describe
-from tensortap.values.registry import framework_named
 from tensortap.values.view import array_of
 
 
@@ -139,12 +140,23 @@ def _resolve(name: type | str) -> type | None:
 
 
 def _save_torch(obj: Any, path: Path) -> None:
-    framework_named("torch").save(obj, path)
+    sys.modules["torch"].save(obj, path)
 
 
 def _load_torch(path: Path, trust: bool, mapped: bool) -> Any:
+    import torch
+
+    # only zip archives can be mapped, which is what torch writes since 1.6
+    archived = zipfile.is_zipfile(path)
+    if archived and not trust:
+        with zipfile.ZipFile(path) as archive:
+            if any(each.compress_type != zipfile.ZIP_STORED for each in archive.infolist()):
+                raise ValueError("it is compressed, which torch.save does not do")
     try:
-        return framework_named("torch").load(path, trust=trust, mapped=mapped)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about files that other versions have written
+            options: dict[str, Any] = {"weights_only": not trust, "mmap": mapped and archived}
+            return torch.load(path, map_location="cpu", **options)
     except pickle.UnpicklingError as error:
         raise UntrustedFile(
             f"{path.name} holds more than tensors and may run code when read: "

@@ -17,8 +17,8 @@ def why(
     import msgspec
     from rich.console import Console
 
-    from tensortap.alerts.alert import NO_VERDICT, verdict_of
     from tensortap.api.open import open as open_run
+    from tensortap.rooms.ops.verdicts import NO_VERDICT, verdict_of
     from tensortap.rooms.ops.why import why_text
     from tensortap.table.table import table_of
 

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tensortap.alerts.alert import WHY, Alert, ChainLink, Operand, OperationExplanation
+from tensortap.alerts.alert import WHY, Alert
 from tensortap.capture.pipeline import pipeline
 from tensortap.core import ranks
 from tensortap.core.record import Kind, Record, Summary
+from tensortap.rooms.ops.explanation import ChainLink, Operand, OperationExplanation
 from tensortap.rooms.ops.operations import (
     Operation,
     OperationInput,

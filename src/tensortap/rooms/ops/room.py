@@ -10,5 +10,9 @@ ROOM = Room(
     commands={"why": "tensortap.rooms.ops.command:why"},
     tabs=(Tab("operations.js", 25),),
     routes="tensortap.rooms.ops.routes:ROUTES",
-    offers={"report.sections": "tensortap.rooms.ops.why:report_sections"},
+    offers={
+        "alerts.explanation": "tensortap.rooms.ops.explanation:decode_explanation",
+        "page.verdicts": "tensortap.rooms.ops.verdicts:explain_rows",
+        "report.sections": "tensortap.rooms.ops.why:report_sections",
+    },
 )

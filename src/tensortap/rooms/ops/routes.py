@@ -1,15 +1,18 @@
-"""The route for the operations of modules."""
+"""The routes for the operations of modules and for verdicts."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.record import Kind, Record
 from tensortap.page.responses import PageRequest, PageRoute
 from tensortap.rooms.figures.routes import at_or_before
+from tensortap.rooms.ops.verdicts import NO_VERDICT, verdict_of
 from tensortap.runs.rows import HEAD_COLUMNS, records_of
 from tensortap.text.records import record_line
 
@@ -66,4 +69,22 @@ def _operation(record: Record) -> dict[str, Any]:
     }  # fmt: skip
 
 
-ROUTES = (PageRoute("operations", operations),)
+def why(request: PageRequest) -> Any:
+    """Return a verdict by its key: its paragraph, and its explanation.
+
+    The key may end after the step or the rank.
+    """
+    key = request.text("verdict")
+    step, rank, kind, name = (key.split(" ", 3) + [""] * 4)[:4]
+    if not all(word.isdecimal() for word in (step, rank or "0")):
+        raise TensortapError(f"verdict must be a step, rank, kind and name, got {key!r:.80}")
+    verdict = verdict_of(
+        request.entry.table().alerts(), int(step), int(rank) if rank else None,
+        (kind, name) if name else None,
+    )  # fmt: skip
+    if verdict is None:
+        raise NotFound(NO_VERDICT)
+    return msgspec.to_builtins(verdict)
+
+
+ROUTES = (PageRoute("operations", operations), PageRoute("why", why))

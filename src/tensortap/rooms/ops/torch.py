@@ -27,12 +27,12 @@ from tensortap.rooms.ops.operations import (
     OperationOutput,
 )
 from tensortap.rooms.ops.torch_places import OperationPlace, OperationPlaces
+from tensortap.rooms.track.packed import summary_of
 from tensortap.rooms.track.torch import internals
 from tensortap.stats.digest import tensor_head
 from tensortap.values.snapshot import describe, digest_of
 from tensortap.values.torch.hidden import hide_from_compiler
 from tensortap.values.torch.shards import local_shard
-from tensortap.values.torch.summarize import summarize
 from tensortap.values.torch.tensors import KNOWN, is_lazy
 from tensortap.values.view import array_of, memory_at
 
@@ -277,8 +277,8 @@ class KnownTensors:
         stats = None if viewed is None else self._stats_of_view(value, viewed)
         if stats is None:
             with contextlib.suppress(CaptureError, TypeError):
-                found = summarize(value)
-                stats = found if isinstance(found, Summary) else found.resolve()
+                stats, pending = summary_of(value)
+                stats = stats if pending is None else pending.resolve()
         if stats is not None:
             self._stats[id(value)] = weakref.ref(value), stats
         _, dtype, shape = describe(value)

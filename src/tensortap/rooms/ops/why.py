@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from tensortap.alerts.alert import Alert, OperationExplanation, verdict_of
+from tensortap.alerts.alert import Alert
 from tensortap.core.files import plain
+from tensortap.rooms.ops.explanation import OperationExplanation
+from tensortap.rooms.ops.verdicts import verdict_of
 from tensortap.rooms.report.html_file import escape, html_table, section
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tensortap.core.record import Shard, TensorData
-from tensortap.stats.shard_digest import shard_digest
+from tensortap.rooms.track.shard_digest import shard_digest
 from tensortap.values.adapters import adapter_of
 from tensortap.values.registry import parts
 from tensortap.values.snapshot import borrow

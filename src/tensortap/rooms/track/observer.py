@@ -24,6 +24,7 @@ from tensortap.core.patterns import compile_pattern
 from tensortap.core.record import Kind, Record, Summary
 from tensortap.core.record import Mapping as Pairs
 from tensortap.core.rooms import offers
+from tensortap.rooms.track import packed
 from tensortap.rooms.track.batches import (
     ColumnMaker,
     ObservedBatch,
@@ -38,7 +39,6 @@ from tensortap.rooms.track.tracked_alerts import TrackedAlerts
 from tensortap.rooms.track.tracked_records import PendingRecord, TrackedRecords, prefixed_tags
 from tensortap.stats import summarize
 from tensortap.stats.columns import SummaryColumns
-from tensortap.values.protocol import PendingSummary
 
 log = logging.getLogger("tensortap")
 
@@ -178,7 +178,7 @@ class Observer:
                 self.batch.add(observed, memory, step, start)
                 return None
         if stats is None:
-            stats, pending = arrays.summary_of(value)
+            stats, pending = packed.summary_of(value)
         if explain is not None and stats is not None and stats.finite != stats.count:
             observed = observed._replace(tags={**observed.tags, **explain(stats)})
         self.add(observed, stats, pending, value, step, explain)
@@ -215,7 +215,7 @@ class Observer:
         self,
         observed: Observed,
         stats: Summary | None,
-        pending: PendingSummary | None = None,
+        pending: packed.PendingSummary | None = None,
         value: Any = None,
         step: int | None = None,
         explain: Explain | None = None,

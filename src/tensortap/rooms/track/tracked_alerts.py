@@ -11,7 +11,7 @@ import msgspec
 
 from tensortap.alerts import Alert, AlertMonitor, record_of
 from tensortap.alerts.alert import HINT
-from tensortap.alerts.rules import Rule, record_of_rules
+from tensortap.alerts.rules import ACTIVE_RULES, Rule
 from tensortap.capture.pipeline import pipeline
 from tensortap.core import ranks
 from tensortap.core.record import Kind, Record
@@ -47,12 +47,12 @@ class TrackedAlerts:
         """Record which rules there are."""
         if self._monitor is not None:
             rank, world_size = ranks.rank_and_world_size()
-            seq, now = pipeline.next_seq(), time.time_ns()
-            self._records.offer(
-                record_of_rules(
-                    self.rules, step=step, seq=seq, rank=rank, world_size=world_size, time_ns=now
-                )
-            )
+            record = Record(
+                ACTIVE_RULES, Kind.VALUE, step, 0, pipeline.next_seq(), rank, world_size,
+                time.time_ns(), "builtins.str",
+                value=" ".join(rule.__name__ for rule in self.rules),
+            )  # fmt: skip
+            self._records.offer(record)
 
     def keeps_whole(self, record: Record) -> bool:
         """Return whether an alert asked for whole tensors from this step on."""

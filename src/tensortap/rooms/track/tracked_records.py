@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from tensortap.capture.memory import MemorySink
 from tensortap.capture.pipeline import pipeline
 from tensortap.core import ranks
 from tensortap.core.errors import TensortapError
@@ -18,10 +17,11 @@ from tensortap.core.limits import format_size
 from tensortap.core.record import Kind, Record
 from tensortap.live.connections import connections
 from tensortap.rooms.track.digests import PendingDigest
+from tensortap.rooms.track.memory import MemorySink
 from tensortap.rooms.track.observing import Explain
+from tensortap.rooms.track.packed import PendingSummary
 from tensortap.runs import init as run
 from tensortap.stats.columns import RecordColumns
-from tensortap.values.protocol import PendingSummary
 
 log = logging.getLogger("tensortap")
 

@@ -36,8 +36,6 @@ _PACKED = {row.name for row in DTYPES.values() if row.kind != "bool" and row.bit
 
 
 class JaxFramework(Framework):
-    """JAX."""
-
     name = "jax"
 
     def adapter(self, cls: type) -> Adapter | None:
@@ -114,7 +112,6 @@ class Deferred:
                 array.copy_to_host_async()
 
     def ready(self) -> bool:
-        """Return whether the array has been computed."""
         array = self._array
         return not isinstance(array, jax.Array) or bool(array.is_ready())
 
@@ -161,7 +158,6 @@ def _snapshot(value: Any, pool: Pool | None, path: Path) -> Snapshot:
 
 
 def reject_random_keys(dtype: Any) -> None:
-    """Raise CaptureError for the dtype of random keys."""
     if not isinstance(dtype, np.dtype):
         raise CaptureError(
             f"an array of {dtype} holds random keys, not numbers: catch jax.random.key_data(key)"

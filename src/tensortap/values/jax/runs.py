@@ -89,7 +89,6 @@ class DeviceMesh(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of devices."""
         return math.prod(self.axes.values())
 
     def shard(self, at: tuple[int, ...], shape: tuple[int, ...]) -> Shard | None:

@@ -25,8 +25,6 @@ _BITS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 
 
 class MlxFramework(Framework):
-    """MLX."""
-
     name = "mlx"
 
     def adapter(self, cls: type) -> Adapter | None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-import zipfile
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path as FilePath
 from typing import Any
 
 import torch
@@ -21,8 +18,6 @@ from tensortap.values.torch.summarize import memory_of, summarize
 
 
 class TorchFramework(Framework):
-    """PyTorch."""
-
     name = "torch"
 
     def adapter(self, cls: type) -> Adapter | None:
@@ -52,21 +47,6 @@ class TorchFramework(Framework):
 
         value.register_hook(torch.utils.hooks.unserializable_hook(on_gradient))
         return value
-
-    def save(self, value: Any, path: FilePath) -> None:
-        torch.save(value, path)
-
-    def load(self, file: FilePath, *, trust: bool, mapped: bool = False) -> Any:
-        # only zip archives can be mapped, which is what torch writes since 1.6
-        archived = zipfile.is_zipfile(file)
-        if archived and not trust:
-            with zipfile.ZipFile(file) as archive:
-                if any(each.compress_type != zipfile.ZIP_STORED for each in archive.infolist()):
-                    raise ValueError("it is compressed, which torch.save does not do")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about files that other versions have written
-            options: dict[str, Any] = {"weights_only": not trust, "mmap": mapped and archived}
-            return torch.load(file, map_location="cpu", **options)
 
 
 FRAMEWORK = TorchFramework()

@@ -147,5 +147,4 @@ class CudaPort:
 
 @functools.cache
 def cuda() -> Courier:
-    """Return the courier of this process for CUDA."""
     return Courier(CudaPort())

@@ -107,7 +107,6 @@ def probe(receiver: Receiver) -> torch.Tensor:
 
 
 def drop(probe: torch.Tensor) -> None:
-    """Forget the receiver of a probe."""
     _receivers.pop(int(probe), None)
 
 

@@ -11,32 +11,11 @@ import torch
 from tensortap.core.record import Shard
 
 
-def local_part(tensor: Any) -> Any:
-    """Return the part of a DTensor on this rank; any other tensor as it is."""
-    if type(tensor) is not torch.Tensor and hasattr(tensor, "to_local"):
-        return local_shard(tensor)[0]
-    return tensor
-
-
 def local_shard(tensor: Any) -> tuple[Any, Shard]:
     """Return the local part of a DTensor and its place in the whole, without communication."""
     with torch.no_grad():
         local = waited(tensor.to_local())
     return local.detach(), shard_of(tensor, tuple(tensor.placements))
-
-
-def like(tensor: Any, value: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
-    """Return the value with the dtype, the device and the layout of a tensor."""
-    value = value.to(tensor.device, dtype or tensor.dtype)
-    if hasattr(tensor, "device_mesh"):
-        from torch.distributed.tensor import DTensor
-
-        # with the shape of the whole: torch would assume that all ranks have equal parts
-        return DTensor.from_local(
-            value, tensor.device_mesh, tensor.placements, run_check=False,
-            shape=tensor.shape, stride=tensor.stride(),
-        )  # fmt: skip
-    return value
 
 
 def waited(tensor: Any) -> Any:

@@ -252,7 +252,6 @@ def why_not(value: torch.Tensor) -> str:
 
 @_without_modes
 def nbytes(value: torch.Tensor, path: Path) -> int:
-    """Return the bytes of a tensor's elements."""
     try:
         return int(value.numel() * value.element_size())
     except RuntimeError:
@@ -261,7 +260,6 @@ def nbytes(value: torch.Tensor, path: Path) -> int:
 
 @_without_modes
 def describe(value: torch.Tensor) -> tuple[str, tuple[int, ...]]:
-    """Return the dtype and shape of a tensor."""
     try:
         return dtype_name(value.dtype), tuple(value.shape)
     except RuntimeError:

@@ -25,7 +25,7 @@ from tensortap.rooms.track.torch.descriptions import observed
 from tensortap.rooms.track.torch.graph_outputs import insert
 from tensortap.rooms.track.torch.hooks import GraphTensors, ModuleHook, hook_module
 from tensortap.rooms.track.torch.internals import forget_graphs
-from tensortap.rooms.track.torch.layouts import is_sharded
+from tensortap.rooms.track.torch.layouts import is_sharded, local_part
 from tensortap.rooms.track.torch.names import Names
 from tensortap.rooms.track.torch.optimizers import hook_step, parameters_of
 from tensortap.rooms.track.torch.outputs import OBSERVED, mode_tags
@@ -33,7 +33,6 @@ from tensortap.rooms.track.torch.reading import MOST_COPIED, host_view, is_here
 from tensortap.rooms.track.torch.track import TrackedModule
 from tensortap.values.torch import graphs, private
 from tensortap.values.torch.hidden import hide_from_compiler
-from tensortap.values.torch.shards import local_part
 from tensortap.values.torch.tensors import has_values, quiet
 
 _UNREADABLE = (

@@ -12,9 +12,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tensortap.core.record import Kind, TensorData
 from tensortap.rooms.bisect.grafting import GraftSource, Swap
+from tensortap.rooms.track.torch.layouts import like, local_part
 from tensortap.rooms.track.torch.names import Names
 from tensortap.rooms.track.torch.optimizers import parameters_of
-from tensortap.values.torch.shards import like, local_part, local_shard, waited
+from tensortap.values.torch.shards import local_shard, waited
 from tensortap.values.torch.tensors import build
 
 

@@ -26,10 +26,10 @@ from tensortap.rooms.bisect.torch.graft_parameters import (
 from tensortap.rooms.bisect.torch.graft_segments import GraftedCall, Segments
 from tensortap.rooms.track.observing import tensors_in
 from tensortap.rooms.track.torch.hooks import ReplacingHook, hook_module
+from tensortap.rooms.track.torch.layouts import like, local_part
 from tensortap.rooms.track.torch.names import Names
 from tensortap.values.snapshot import digest_of
 from tensortap.values.torch import private
-from tensortap.values.torch.shards import like, local_part
 
 
 class Straight(torch.autograd.Function):  # type: ignore[misc]

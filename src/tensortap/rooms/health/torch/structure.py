@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import nn
 
-from tensortap.core.record import Summary
 from tensortap.rooms.health.steps import InitialWeight
 from tensortap.rooms.track.observing import tensors_in
+from tensortap.rooms.track.shard_digest import shard_digest
 from tensortap.rooms.track.torch.reading import is_plain
-from tensortap.stats.shard_digest import shard_digest
 from tensortap.values.torch.private import version_of
 from tensortap.values.torch.summarize import summarize
 from tensortap.values.torch.tensors import view
@@ -46,7 +45,6 @@ def initial_weights(
         if not is_plain(parameter) or not parameter.is_floating_point():
             continue
         summary, values = summarize(parameter.detach()), view(parameter.detach())
-        assert isinstance(summary, Summary)
         compared = parameter.requires_grad and parameter.ndim > 1 and id(parameter) not in copied
         yield InitialWeight(
             name,

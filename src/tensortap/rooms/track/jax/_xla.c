@@ -1,7 +1,7 @@
 /* The statistics of a tensor for XLA on a CPU: an operation inside the compiled function.
  *
  * XLA calls `pack` with a buffer of float32, bfloat16 or float16, and a buffer of words to fill
- * in as `tensortap.stats.packed` lays them out. JAX need not be there to build this: the few
+ * in as `tensortap.rooms.track.packed` lays them out. JAX need not be there to build this: the few
  * structs of XLA's foreign function interface that are read are declared here.
  * The statistics themselves are those of stats/kernel.
  */
@@ -79,7 +79,7 @@ static void put_figure(uint32_t *words, double x)
     memcpy(words, &x, sizeof x);
 }
 
-/* As `tensortap.stats.packed` wants it: averages in a unit in which the largest is below one. */
+/* As `tensortap.rooms.track.packed` wants it: averages in a unit in which the largest is below one. */
 static void put_figures(uint32_t *w, const Statistics *s)
 {
     double n = (double)(s->count - s->nans - s->posinfs - s->neginfs);

@@ -1,4 +1,4 @@
-"""The statistics of a JAX array, in whatever is compiled; `tensortap.stats.packed` lays them out.
+"""The statistics of a JAX array, in whatever is compiled; `track.packed` lays them out.
 
 On a CPU they are one call of C code from within the compiled function, where the extension is
 built; XLA's own operations take ten times as long there, and a second to compile for each array.
@@ -18,9 +18,16 @@ import numpy as np
 from jax import lax
 
 from tensortap.core.record import Summary
-from tensortap.stats.packed import HEAD, MOST, NARROW, WIDE, layout, unpack
+from tensortap.rooms.track.packed import (
+    HEAD,
+    MOST,
+    NARROW,
+    WIDE,
+    PendingSummary,
+    layout,
+    unpack,
+)  # fmt: skip
 from tensortap.values.jax.adapter import Deferred
-from tensortap.values.protocol import PendingSummary
 
 log = logging.getLogger("tensortap")
 

@@ -29,9 +29,8 @@ from tensortap.rooms.track.jax.instrumented_jit import (
 from tensortap.rooms.track.jax.marks import Collector, MarkedValue
 from tensortap.rooms.track.jax.modules import OnError, Wants, marked_modules
 from tensortap.rooms.track.observing import Observed
-from tensortap.stats.packed import layout
+from tensortap.rooms.track.packed import PendingSummary, layout
 from tensortap.values.jax.adapter import Deferred
-from tensortap.values.protocol import PendingSummary
 
 _COMPILED = (
     "not observed: it has been compiled with jit(f).lower().compile(); pass the jitted function "

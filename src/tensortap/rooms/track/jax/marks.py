@@ -20,7 +20,7 @@ from jax.interpreters import ad, batching, mlir
 
 from tensortap.core.record import Kind
 from tensortap.rooms.track.jax.device_stats import can_reduce, pack
-from tensortap.stats.packed import layout
+from tensortap.rooms.track.packed import layout
 
 HIDDEN = (
     "not observed: it runs in a while_loop or over several devices, or in what JAX compiles inside "

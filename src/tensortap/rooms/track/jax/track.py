@@ -16,7 +16,7 @@ from tensortap.rooms.track.jax.intercept import Intercept, Observation
 from tensortap.rooms.track.jax.modules import Wants, key_name
 from tensortap.rooms.track.observer import Observer
 from tensortap.rooms.track.observing import Observed
-from tensortap.stats.packed import layout
+from tensortap.rooms.track.packed import layout
 from tensortap.values.jax.adapter import Deferred
 
 NO_MODULES = (

@@ -1,4 +1,4 @@
-"""The digest of a tensor on a device, by operations of torch; see `stats.shard_digest`.
+"""The digest of a tensor on a device, by operations of torch; see `track.shard_digest`.
 
 None of the operations waits for the device: the sums are copied to the host as four numbers.
 """
@@ -14,7 +14,8 @@ import torch
 
 from tensortap.core.record import Shard
 from tensortap.rooms.track.digests import PendingDigest
-from tensortap.stats.shard_digest import BLOCK, key_table, mix_bits, packed, seed_of
+from tensortap.rooms.track.shard_digest import BLOCK, key_table, mix_bits, seed_of
+from tensortap.stats.shard_digest import packed
 from tensortap.values.torch import private
 from tensortap.values.torch.cuda import CudaPort, cuda
 from tensortap.values.torch.tensors import dtype_name
@@ -57,7 +58,7 @@ def start_digest(
 def digest_sums(tensor: torch.Tensor, shard: Shard | None = None) -> torch.Tensor:
     """Return the four sums of a digest, on the device of the tensor.
 
-    >>> from tensortap.stats.shard_digest import shard_digest
+    >>> from tensortap.rooms.track.shard_digest import shard_digest
     >>> x = torch.arange(5.0)
     >>> packed(seed_of("float32", (5,)), *digest_sums(x).tolist()) == shard_digest(x.numpy())
     True

@@ -17,7 +17,7 @@ import torch
 from tensortap.core.record import Shard
 from tensortap.rooms.track.observing import tensors_in
 from tensortap.rooms.track.torch.internals import root_mesh
-from tensortap.values.torch.shards import shard_of
+from tensortap.values.torch.shards import local_shard, shard_of
 
 UNKNOWN = "?"
 # dimensions whose ranks have different batches or parts of them, by the names that people give them
@@ -186,3 +186,24 @@ def sharded_dimensions(placements: list[Any], ndim: int) -> int:
 
 def _has_own_batch(name: str) -> bool:
     return any(_OWN_BATCH.fullmatch(part) for part in re.split(r"[^a-z]+", name.lower()))
+
+
+def local_part(tensor: Any) -> Any:
+    """Return the part of a DTensor on this rank; any other tensor as it is."""
+    if type(tensor) is not torch.Tensor and hasattr(tensor, "to_local"):
+        return local_shard(tensor)[0]
+    return tensor
+
+
+def like(tensor: Any, value: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
+    """Return the value with the dtype, the device and the layout of a tensor."""
+    value = value.to(tensor.device, dtype or tensor.dtype)
+    if hasattr(tensor, "device_mesh"):
+        from torch.distributed.tensor import DTensor
+
+        # with the shape of the whole: torch would assume that all ranks have equal parts
+        return DTensor.from_local(
+            value, tensor.device_mesh, tensor.placements, run_check=False,
+            shape=tensor.shape, stride=tensor.stride(),
+        )  # fmt: skip
+    return value

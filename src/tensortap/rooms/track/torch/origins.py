@@ -22,9 +22,9 @@ from tensortap.core.record import Summary
 from tensortap.rooms.track.observing import Explain, tensors_in
 from tensortap.rooms.track.torch import internals
 from tensortap.rooms.track.torch.hooks import BreakingHook
+from tensortap.rooms.track.torch.layouts import local_part
 from tensortap.rooms.track.torch.names import Names, unwrapped
 from tensortap.values.torch import private
-from tensortap.values.torch.shards import local_part
 from tensortap.values.torch.tensors import quiet
 
 # what tensors contain: NaN, Inf, -Inf or nothing of these; on a device, their ranges

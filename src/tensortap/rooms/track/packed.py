@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +31,10 @@ from numpy.typing import NDArray
 from tensortap.core.dtypes import DTYPES
 from tensortap.core.record import Summary
 from tensortap.stats.conversion import as_float64
-from tensortap.stats.merge import Moments, summary_of
+from tensortap.stats.merge import Moments
+from tensortap.stats.merge import summary_of as summary_of_moments
+from tensortap.values.registry import parts
+from tensortap.values.snapshot import summary_of as summary_on_the_host
 
 NARROW, WIDE = 1, 2
 HEAD = 24
@@ -38,6 +42,28 @@ HEAD = 24
 
 MOST = (1 << 32) - 1
 """The largest number of elements that one vector can count."""
+
+
+class PendingSummary(NamedTuple):
+    """Statistics that a device is still computing; `resolve` waits for them."""
+
+    ready: Callable[[], bool]
+    resolve: Callable[[], Summary | None]
+
+
+def summary_of(value: Any) -> tuple[Summary | None, PendingSummary | None]:
+    """Return the statistics of a tensor, or those that its device is still computing.
+
+    >>> import numpy as np
+    >>> summary_of(np.ones(3))[0].mean
+    1.0
+    """
+    for part in parts("tensortap.rooms.track"):
+        later: Callable[[Any], PendingSummary | None] | None
+        later = getattr(part, "summarize_later", None)
+        if later is not None and (pending := later(value)) is not None:
+            return None, pending
+    return summary_on_the_host(value), None
 
 
 class Layout(NamedTuple):
@@ -85,4 +111,4 @@ def unpack(vector: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> Summary 
     m2 = max(0.0, variance) * n
     moments = Moments(n, unit, mean, m2, mean_abs, p2, p4, p8, low, high, min_abs)
     bins = {kind.first + int(i): int(words[HEAD + i]) for i in np.flatnonzero(words[HEAD:])}
-    return summary_of(moments, (count, zeros, nans, posinfs, neginfs), bins)
+    return summary_of_moments(moments, (count, zeros, nans, posinfs, neginfs), bins)

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensortap.core.record import Shard
-from tensortap.stats import shard_digest as module
+from tensortap.rooms.track import shard_digest as module
+from tensortap.rooms.track.shard_digest import BLOCK, shard_digest
 from tensortap.stats import summarize
-from tensortap.stats.shard_digest import BLOCK, add_digests, is_shard_digest, shard_digest
+from tensortap.stats.shard_digest import add_digests, is_shard_digest
 
 TRIALS = int(os.environ.get("TENSORTAP_TRIALS", "1000"))
 DTYPES = ("bool", "uint8", "bfloat16", "float16", "float32", "int64", "float64", "complex128")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tensortap.capture.memory import MemorySink
 from tensortap.capture.queue import Queue
 from tensortap.core.history import record_nbytes
+from tensortap.rooms.track.memory import MemorySink
 from tests.capture.sink_contract import SinkContract, record
 
 
