@@ -21,26 +21,13 @@ from tests.runs.readers.contract import RECORDS, record
 @pytest.mark.parametrize(
     ("name", "variable"),
     [
-        ("loss", "loss"),
-        ("blocks.3.attn", "blocks_3_attn"),
-        ('xs["a"][0]', "xs_a_0"),
-        ("3rd", "_3rd"),
-        ("class", "class_"),
-        ("lambda", "lambda_"),
-        ("match", "match"),
-        ("_private", "private"),
-        ("__builtins__", "builtins"),
-        ("größe", "größe"),
-        ("x²", "x2"),
-        ("½", "_1_2"),
-        ("ﬁne", "fine"),
-        ("...", "value"),
-        ("", "value"),
-        ("a - b", "a_b"),
-        ("\x1b[2J", "_2J"),
-        ("٣", "_٣"),
+        ("loss", "loss"), ("blocks.3.attn", "blocks_3_attn"), ('xs["a"][0]', "xs_a_0"),
+        ("3rd", "_3rd"), ("class", "class_"), ("lambda", "lambda_"), ("match", "match"),
+        ("_private", "private"), ("__builtins__", "builtins"), ("größe", "größe"), ("x²", "x2"),
+        ("½", "_1_2"), ("ﬁne", "fine"), ("...", "value"), ("", "value"), ("a - b", "a_b"),
+        ("\x1b[2J", "_2J"), ("٣", "_٣"),
     ],
-)
+)  # fmt: skip
 def test_identifier(name, variable):
     assert identifier(name) == variable
 

@@ -280,15 +280,6 @@ def test_an_error_in_the_sink_is_counted_and_does_not_end_the_thread(make, caplo
     assert "broken" in caplog.text
 
 
-def test_close_sends_what_is_queued_and_closes_the_sink(make):
-    queue = make()
-    tickets = [put(queue, record("x", i)) for i in range(100)]
-    queue.close(60)
-    assert all(t.wait(0) for t in tickets)
-    assert queue.sink.closed
-    assert not queue.accepting
-
-
 def test_close_gives_up_after_its_timeout_and_counts_what_is_left(make):
     queue = make(is_open=False)
     tickets = [put(queue, record()) for _ in range(3)]

@@ -177,15 +177,10 @@ def test_numbers_of_frameworks_are_numbers(given):
 @pytest.mark.parametrize(
     ("text", "steps"),
     [
-        (None, None),
-        ("", None),
-        ("10:20", (10, 20)),
-        ("10:", (10, None)),
-        (":20", (None, 20)),
-        (":", (None, None)),
-        ("-3", (-3, -3)),
+        (None, None), ("", None), ("10:20", (10, 20)), ("10:", (10, None)), (":20", (None, 20)),
+        (":", (None, None)), ("-3", (-3, -3)),
     ],
-)
+)  # fmt: skip
 def test_parses_steps(text, steps):
     assert parse_steps(text) == steps
 

@@ -178,20 +178,14 @@ def test_evicts_a_value_larger_than_the_bound():
 @pytest.mark.parametrize(
     ("value", "nbytes"),
     [
-        (None, 0),
-        (1.5, 0),
-        (7, 0),
-        ("abc", 3),
-        ("äbc", 12),
-        (Blob("bytes", b"12345"), 5),
-        (Number("int", text="0xfff"), 5),
-        (Opaque("t", "repr"), 4),
+        (None, 0), (1.5, 0), (7, 0), ("abc", 3), ("äbc", 12), (Blob("bytes", b"12345"), 5),
+        (Number("int", text="0xfff"), 5), (Opaque("t", "repr"), 4),
         (TensorData("numpy", "uint8", (4,), b"1234"), 4),
         (Items("list", (Blob("bytes", b"12345"), "abc")), 64 + 5 + 64 + 3),
         (Mapping((("ab", "c"),)), 128 + 2 + 1),
         (Fields("dataclass", "m:C", ("a",), ("xyz",)), 64 + 3),
     ],
-)
+)  # fmt: skip
 def test_payload_nbytes(value, nbytes):
     assert payload_nbytes(value) == nbytes
 

@@ -17,16 +17,10 @@ from tensortap.core.limits import format_size, parse_size
 @pytest.mark.parametrize(
     ("text", "size"),
     [
-        ("1", 1),
-        ("1kb", 1024),
-        ("1 KiB", 1024),
-        ("512 MiB", 512 << 20),
-        ("8GB", 8 << 30),
-        ("1.5 GiB", 3 << 29),
-        (" 3 B ", 3),
-        ("0.5K", 512),
+        ("1", 1), ("1kb", 1024), ("1 KiB", 1024), ("512 MiB", 512 << 20), ("8GB", 8 << 30),
+        ("1.5 GiB", 3 << 29), (" 3 B ", 3), ("0.5K", 512),
     ],
-)
+)  # fmt: skip
 def test_parses_sizes(text, size):
     assert parse_size(text) == size
 

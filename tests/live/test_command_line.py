@@ -74,14 +74,6 @@ def test_serve_and_top(served, command, run):
     assert "received 3 records" in err
 
 
-def test_reports_a_port_in_use(server):
-    code, out, said = type_in("serve", "--port", str(server.address.port))
-    assert (code, out) == (2, "")
-    assert f"port {server.address.port} is in use" in said
-    assert f"tap.open('{server.address}')" in said
-    assert "Traceback" not in said
-
-
 def test_top_without_a_session():
     code, _, said = type_in("top", "--once", "127.0.0.1:1")
     assert code == 2

@@ -134,26 +134,6 @@ def test_server_killed_and_restarted_between_records(serving, run, wait_for, row
     assert content == steps
 
 
-def test_reconnects_after_a_server_has_closed(run, wait_for):
-    port = free_port()
-    server = live.start("127.0.0.1", port, "64MB")
-    talk = Talker(run(TALKS, to=f"127.0.0.1:{port}"))
-    talk("catch(10, wait=60)")
-    server.close()
-    wait_for(lambda: talk("receipt()")["state"] == ["none: nobody listens"])
-    talk("catch(5)")
-    again = live.start("127.0.0.1", port, "64MB")
-    try:
-        wait_for(lambda: talk("receipt()")["state"][0].startswith("connected"))
-        talk("catch(5, wait=60)")
-        r = talk("receipt()")
-        assert (r["captured"], r["disconnected"], r["sent"]) == (15, 5, 20)
-        assert again.history.written == 5
-        assert fetch(server.history, "x").tolist() == [9]  # what was caught stays
-    finally:
-        again.close()
-
-
 @pytest.mark.fault("kill -9 of a session")
 def test_the_history_of_a_server_is_not_in_the_memory_of_its_client(serving, run, wait_for):
     where = serving(memory="512MB")

@@ -139,14 +139,10 @@ def test_half_complex(summarize_array):
 @pytest.mark.parametrize(
     "x",
     [
-        np.array(["2020-01-01"], "M8[D]"),
-        np.array([1], "m8[s]"),
-        np.array(["a"]),
-        np.array([None]),
-        np.zeros(2, "V4"),
-        np.zeros(2, [("real", "f4"), ("other", "f4")]),
+        np.array(["2020-01-01"], "M8[D]"), np.array([1], "m8[s]"), np.array(["a"]),
+        np.array([None]), np.zeros(2, "V4"), np.zeros(2, [("real", "f4"), ("other", "f4")]),
     ],
-)
+)  # fmt: skip
 def test_rejects_arrays_without_numbers(summarize_array, x):
     with pytest.raises(TypeError, match=r"no statistics for dtype .* does not hold numbers"):
         summarize_array(x)

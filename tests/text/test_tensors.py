@@ -72,23 +72,13 @@ def test_nearly_all_is_not_all():
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("float64", "f64"),
-        ("bfloat16", "bf16"),
-        ("float8_e4m3fn", "f8e4m3"),
-        ("float8_e4m3", "f8e4m3ieee"),
-        ("float8_e4m3fnuz", "f8e4m3fnuz"),
-        ("float8_e8m0fnu", "f8e8m0"),
-        ("float4_e2m1fn", "f4e2m1"),
-        ("int64", "i64"),
-        ("uint8", "u8"),
-        ("bool", "bool"),
-        ("complex64", "c64"),
-        ("bcomplex32", "bc32"),
-        (">f4", ">f32"),
-        ("<c32", "c256"),
-        ("<M8[ns]", "<M8[ns]"),
+        ("float64", "f64"), ("bfloat16", "bf16"), ("float8_e4m3fn", "f8e4m3"),
+        ("float8_e4m3", "f8e4m3ieee"), ("float8_e4m3fnuz", "f8e4m3fnuz"),
+        ("float8_e8m0fnu", "f8e8m0"), ("float4_e2m1fn", "f4e2m1"), ("int64", "i64"),
+        ("uint8", "u8"), ("bool", "bool"), ("complex64", "c64"), ("bcomplex32", "bc32"),
+        (">f4", ">f32"), ("<c32", "c256"), ("<M8[ns]", "<M8[ns]"),
     ],
-)
+)  # fmt: skip
 def test_short_dtypes(name, expected):
     assert short_dtype(name) == expected
 
@@ -96,18 +86,11 @@ def test_short_dtypes(name, expected):
 @pytest.mark.parametrize(
     ("x", "expected"),
     [
-        (0.0, "0"),
-        (-0.0, "0"),
-        (2.345678, "2.35"),
-        (0.000999999, "0.001"),
-        (0.00012345, "1.23e-4"),
-        (99999.9, "1e5"),
-        (123456.0, "1.23e5"),
-        (1.7976e308, "1.8e308"),
-        (nan, "NaN"),
-        (-inf, "-Inf"),
+        (0.0, "0"), (-0.0, "0"), (2.345678, "2.35"), (0.000999999, "0.001"),
+        (0.00012345, "1.23e-4"), (99999.9, "1e5"), (123456.0, "1.23e5"), (1.7976e308, "1.8e308"),
+        (nan, "NaN"), (-inf, "-Inf"),
     ],
-)
+)  # fmt: skip
 def test_numbers(x, expected):
     assert number(x) == expected
 
@@ -122,19 +105,12 @@ def test_numbers_are_near_what_they_stand_for(x):
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (True, "True"),
-        (None, "None"),
-        (2**64 - 1, "18446744073709551615"),
-        (-(10**300), "int of 997 bits"),
-        (2.302585093, "2.30259"),
-        (1 - 2j, "1-2j"),
-        (0.5j, "0+0.5j"),
-        ("two\nlines", r"'two\nlines'"),
-        ("x" * 100, f"'{'x' * 60}'… (100)"),
-        (b"\x00a", r"b'\x00a'"),
-        ({"a": 1}, "<dict>"),
+        (True, "True"), (None, "None"), (2**64 - 1, "18446744073709551615"),
+        (-(10**300), "int of 997 bits"), (2.302585093, "2.30259"), (1 - 2j, "1-2j"),
+        (0.5j, "0+0.5j"), ("two\nlines", r"'two\nlines'"), ("x" * 100, f"'{'x' * 60}'… (100)"),
+        (b"\x00a", r"b'\x00a'"), ({"a": 1}, "<dict>"),
     ],
-)
+)  # fmt: skip
 def test_short_values(value, expected):
     assert short(value) == expected
 

@@ -23,9 +23,7 @@ importing = threading.RLock()
 A fork meanwhile would leave the child with a lock of the import system that nobody releases.
 """
 os.register_at_fork(
-    before=importing.acquire,
-    after_in_parent=importing.release,
-    after_in_child=importing.release,
+    before=importing.acquire, after_in_parent=importing.release, after_in_child=importing.release
 )
 
 

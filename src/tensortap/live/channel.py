@@ -57,12 +57,7 @@ class ConnectionState(enum.Enum):
 class Channel:
     """One connection, used by one thread; `hello` introduces the client."""
 
-    def __init__(
-        self,
-        address: Address,
-        hello: wire.Hello,
-        key: bytes | None = None,
-    ) -> None:
+    def __init__(self, address: Address, hello: wire.Hello, key: bytes | None = None) -> None:
         self.address = address
         self.hello = hello
         self.state = ConnectionState.SEEKING

@@ -27,13 +27,7 @@ from tensortap.live import messages as wire
 from tensortap.live.address import Address
 from tensortap.live.channel import version_mismatch
 from tensortap.live.connection import Assembly, ClientState, Connection
-from tensortap.live.handshake import (
-    PendingSockets,
-    answer_zap,
-    bind_router,
-    read_nonce,
-    source_fd,
-)
+from tensortap.live.handshake import PendingSockets, answer_zap, bind_router, read_nonce, source_fd
 from tensortap.live.reserve import Reserve
 
 log = logging.getLogger("tensortap")

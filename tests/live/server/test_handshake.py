@@ -105,17 +105,6 @@ def test_rejects_and_counts_plaintext(server, bystander):
 
 
 @pytest.mark.attack("key file of somebody else")
-def test_rejects_a_key_file_that_others_can_read(server):
-    path = keys.key_path()
-    path.chmod(0o640)
-    assert "chmod 600" in refusal_of(server.address)
-    with pytest.raises(keys.KeyFileError, match="chmod 600"):
-        keys.make_key()
-    path.chmod(0o600)
-    assert_serves(server)
-
-
-@pytest.mark.attack("key file of somebody else")
 def test_rejects_a_key_file_of_another_user(server, monkeypatch):
     if os.getuid() == 0:
         os.chown(keys.key_path(), 65534, 65534)

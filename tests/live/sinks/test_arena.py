@@ -54,3 +54,9 @@ def test_sends_the_bytes_if_the_server_returns_nothing(pool, lender):
 def test_does_not_wait_for_more_than_the_arena_has(lender):
     block = Pool(4 << 20, shared=False).acquire(2 << 20)
     assert lender.in_place(block, lambda: pytest.fail("waited")) is block
+
+
+def test_a_wrong_nonce_rules_out_shared_memory(pool, lender):
+    lender.open(bytes(16))
+    assert not lender.active
+    assert lender.place_body(bytes(1 << 16)) == bytes(1 << 16)

@@ -10,20 +10,15 @@ from tensortap.live.address import DEFAULT_PORT, Address, default_port, parse_ad
 @pytest.mark.parametrize(
     ("text", "host", "port"),
     [
-        ("gpu7", "gpu7", DEFAULT_PORT),
-        ("gpu7:4000", "gpu7", 4000),
-        ("gpu7:", "gpu7", DEFAULT_PORT),
-        (" gpu7:4000 ", "gpu7", 4000),
-        ("10.0.0.1:0", "10.0.0.1", 0),
-        ("localhost", "127.0.0.1", DEFAULT_PORT),
-        ("localhost:4000", "127.0.0.1", 4000),
-        ("::1", "::1", DEFAULT_PORT),
-        ("[::1]", "::1", DEFAULT_PORT),
-        ("[::1]:4000", "::1", 4000),
+        ("gpu7", "gpu7", DEFAULT_PORT), ("gpu7:4000", "gpu7", 4000),
+        ("gpu7:", "gpu7", DEFAULT_PORT), (" gpu7:4000 ", "gpu7", 4000),
+        ("10.0.0.1:0", "10.0.0.1", 0), ("localhost", "127.0.0.1", DEFAULT_PORT),
+        ("localhost:4000", "127.0.0.1", 4000), ("::1", "::1", DEFAULT_PORT),
+        ("[::1]", "::1", DEFAULT_PORT), ("[::1]:4000", "::1", 4000),
         ("[fe80::1%eth0]:4000", "fe80::1%eth0", 4000),
         ("2001:db8::2", "2001:db8::2", DEFAULT_PORT),
     ],
-)
+)  # fmt: skip
 def test_parse_address(text, host, port):
     assert parse_address(text) == Address(host, port)
 

@@ -17,24 +17,9 @@ from tensortap.core.buffers import Pool
 from tensortap.core.columns import Column, merged
 from tensortap.core.dtypes import DTYPES, itemsize
 from tensortap.core.errors import WireError
-from tensortap.core.record import (
-    Blob,
-    Fields,
-    Items,
-    Kind,
-    Mapping,
-    Number,
-    Opaque,
-    Record,
-    Shard,
-    Summary,
-    TensorData,
-)
+from tensortap.core.record import Items, Kind, Mapping, Record, Shard, Summary, TensorData
 from tensortap.core.values import DEPTH
 from tensortap.live import messages as wire
-
-int64 = st.integers(-(1 << 63), (1 << 63) - 1)
-words = st.text(max_size=20)
 
 
 @st.composite
@@ -48,77 +33,12 @@ def tensors(draw):
     return TensorData(framework, dtype, shape, draw(st.binary(min_size=size, max_size=size)))
 
 
-leaves = (
-    st.none()
-    | st.booleans()
-    | int64
-    | st.floats(allow_nan=False)
-    | words
-    | tensors()
-    | st.builds(Number, st.just("complex"), st.tuples(st.floats(allow_nan=False), st.floats(0, 1)))
-    | st.builds(Number, st.just("int"), text=st.integers(1 << 63).map(hex))
-    | st.builds(Blob, st.sampled_from(["bytes", "bytearray"]), st.binary(max_size=50))
-    | st.builds(Opaque, words, words)
-)
-
-
-@st.composite
-def fields(draw, children):
-    names = draw(st.lists(words, max_size=3))
-    values = tuple(draw(children) for _ in names)
-    return Fields(draw(st.sampled_from(["namedtuple", "dataclass"])), "m:C", tuple(names), values)
-
-
-values = st.recursive(
-    leaves,
-    lambda children: (
-        st.builds(
-            Items,
-            st.sampled_from(["list", "tuple", "set", "frozenset"]),
-            st.lists(children, max_size=4).map(tuple),
-        )
-        | st.builds(Mapping, st.lists(st.tuples(children, children), max_size=3).map(tuple))
-        | fields(children)
-    ),
-    max_leaves=12,
-)
-summaries = st.builds(
-    Summary,
-    **dict.fromkeys("count zeros nans posinfs neginfs".split(), st.integers(0, 1 << 40)),
-    **dict.fromkeys(
-        "min max mean std mean_abs max_abs min_abs rm2 rm4 rm8".split(), st.floats(allow_nan=False)
-    ),
-    first_bin=st.integers(-1100, 1100),
-    bins=st.lists(st.integers(0, 9), max_size=5).map(tuple),
-)
-shards = st.builds(
-    Shard, st.tuples(int64), st.tuples(int64), st.lists(words, max_size=2).map(tuple)
-)
-records = st.builds(
-    Record,
-    words,
-    st.sampled_from(Kind),
-    int64,
-    int64,
-    int64,
-    int64,
-    int64,
-    int64,
-    type=words,
-    dtype=words,
-    shape=st.lists(st.integers(0, 9), max_size=3).map(tuple),
-    shard=st.none() | shards,
-    digest=st.none() | st.binary(min_size=16, max_size=16),
-    value=values,
-    stats=st.none() | summaries,
-    tags=st.dictionaries(words, words, max_size=2),
-)
-
-
-@pytest.mark.slow
-@given(st.lists(records, max_size=4))
+@given(st.lists(tensors(), max_size=4))
 @settings(max_examples=50)
-def test_records_round_trip(sent):
+@pytest.mark.slow
+def test_records_round_trip(held):
+    """`test_round_trip_of_any_tree` has every kind of value."""
+    sent = [*some_records(), *(Record("x", Kind.VALUE, 0, 0, 0, 0, 1, 0, value=t) for t in held)]
     body = wire.encode_records(sent)
     assert wire.decode_records(body, []) == sent
     assert wire.decode_records(memoryview(bytearray(body)), []) == sent
@@ -328,38 +248,6 @@ def mutate(rng: random.Random, data: bytes) -> bytes:
             case _:
                 data[where:where] = data[: rng.randint(0, 40)]
     return bytes(data)
-
-
-@given(st.integers(0, (1 << 64) - 1).map(random.Random))
-@settings(max_examples=60)
-@pytest.mark.attack("garbage on the wire", tried=6000)
-@pytest.mark.slow
-def test_mutated_frames_raise_only_wire_errors(rng):
-    """100 mutated headers and bodies per example: 6,000 in all."""
-    bodies = [wire.encode_records(some_records()), wire.encode_records([deep(99)])]
-    for _ in range(100):
-        kind, header = rng.choice(HEADERS)
-        frame = mutate(rng, wire.message(kind, header)[1])
-        read = or_wire_error(wire.read_header, kind, frame)
-        if read is not None:
-            assert type(read) is type(header)
-            wire.message(kind, read)  # and can be encoded again
-        body = mutate(rng, rng.choice(bodies))
-        for record in or_wire_error(wire.decode_records, body, []) or ():
-            wire.encode_records([record])
-        body = mutate(rng, BLOCK)
-        merged(or_wire_error(wire.decode_columns, COLUMNS, rng.randint(0, 4), body) or ())
-
-
-def or_wire_error(function, *arguments):
-    """Return the result, or None if the function raises a short WireError."""
-    message = ""
-    try:
-        return function(*arguments)
-    except WireError as error:
-        message = str(error)
-    assert 0 < len(message) < 1000
-    return None
 
 
 @pytest.mark.attack("lies about sizes")

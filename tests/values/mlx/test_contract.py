@@ -39,14 +39,6 @@ def test_strided_arrays(shape):
         assert np.array_equal(np.array(back), np.array(view))
 
 
-def test_captures_the_value_at_the_call():
-    array = mx.zeros(100_000)
-    node, _ = snapshot(array, Pool())
-    array += 1
-    mx.eval(array)
-    assert not np.array(rebuild(node)).any()
-
-
 @pytest.mark.parametrize("transform", [mx.compile, mx.vmap])
 def test_rejects_arrays_inside_a_transform(transform):
     def function(array):

@@ -17,15 +17,12 @@ class TestContexts:
     @pytest.mark.parametrize(
         "context",
         [
-            torch.no_grad,
-            torch.enable_grad,
-            torch.inference_mode,
-            lambda: torch.autocast("cpu", torch.bfloat16),
-            lambda: torch.device("meta"),
+            torch.no_grad, torch.enable_grad, torch.inference_mode,
+            lambda: torch.autocast("cpu", torch.bfloat16), lambda: torch.device("meta"),
             torch.autograd.detect_anomaly,
             lambda: torch.autograd.graph.saved_tensors_hooks(print, print),
         ],
-    )
+    )  # fmt: skip
     @pytest.mark.filterwarnings("ignore:Anomaly")
     def test_contexts(self, context):
         with context():

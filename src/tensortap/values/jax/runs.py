@@ -41,10 +41,7 @@ mlir.register_lowering(recomputed_p, _lower, cacheable=False)
 
 
 def call_back(
-    capture: Callable[..., object],
-    value: Any,
-    axes: dict[str, int],
-    shard: Any = None,
+    capture: Callable[..., object], value: Any, axes: dict[str, int], shard: Any = None
 ) -> None:
     """Make the function that is being traced call ``capture(value, run=…)`` whenever it runs.
 
@@ -60,11 +57,7 @@ def call_back(
 
 
 def _captured(
-    capture: Callable[..., object],
-    mesh: DeviceMesh,
-    value: Any,
-    again: Any,
-    *places: Any,
+    capture: Callable[..., object], mesh: DeviceMesh, value: Any, again: Any, *places: Any
 ) -> None:
     at = tuple(map(int, places))
     shard = mesh.shard(at, np.shape(value))

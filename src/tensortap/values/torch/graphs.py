@@ -19,10 +19,7 @@ from typing import Any, TypeAlias
 import torch
 
 from tensortap.values.torch import private
-from tensortap.values.torch.hidden import (
-    constant_when_compiled,
-    hide_effects_from_partitioner,
-)
+from tensortap.values.torch.hidden import constant_when_compiled, hide_effects_from_partitioner
 
 log = logging.getLogger("tensortap")
 
