@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import math
 import time
 from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,9 @@ from rich.console import Console
 
 from tensortap.api import tables
 from tensortap.core.files import plain
+from tensortap.live import answers
 from tensortap.live.answers import ClientRow, NameRow, Overview
+from tensortap.stats import summarize_array
 from tests.runs.readers.contract import record
 
 
@@ -75,6 +79,20 @@ def test_trends_and_alerts():
     plain = printed(overview())
     for word in ("trend", "alerts"):
         assert word not in plain
+
+
+def test_trends_have_one_number_of_a_record():
+    def of(*elements):
+        stats = summarize_array(np.array(elements, "f4"))
+        return answers.number_of(msgspec.structs.replace(record(0, "x", None), stats=stats))
+
+    assert answers.number_of(record(0, "x", 7)) == 7.0
+    assert answers.number_of(record(0, "x", "words")) is None
+    assert of(3.0, -4.0) == math.sqrt(12.5)
+    assert of(-2.0) == -2.0
+    assert math.isnan(of(1.0, np.nan))
+    assert math.isnan(of(np.inf))
+    assert of() is None
 
 
 def test_narrow_terminal_shows_values_and_evicted_counts():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensortap.core import buffers, limits
-from tensortap.core.buffers import MappedSegment, OutOfMemory, Pool, Segment, view_of
+from tensortap.core.buffers import MappedSegment, OutOfMemory, Pool, Segment
 from tests.processes import in_threads
 
 SOURCE = str(Path(__file__).parents[2] / "src")
@@ -206,22 +206,6 @@ def test_failed_mapping_closes_its_file(monkeypatch):
     with pytest.raises(OSError, match="12"):
         Segment(1, 4096, shared=True)
     assert len(os.listdir("/proc/self/fd")) <= len(before)
-
-
-def test_view_waits_for_a_running_copy():
-    pool = Pool(shared=False)
-    lease = pool.acquire(4)
-    calls = []
-
-    def arrive():
-        calls.append(1)
-        lease.writable[:] = b"here"
-
-    lease.fill_later(arrive)
-    assert not calls
-    assert bytes(view_of(lease)) == b"here"
-    assert bytes(lease.view) == b"here"
-    assert calls == [1]
 
 
 def test_size_of_a_segment_is_sealed():

@@ -74,13 +74,6 @@ def test_serve_and_top(served, command, run):
     assert "received 3 records" in err
 
 
-def test_top_without_a_session():
-    code, _, said = type_in("top", "--once", "127.0.0.1:1")
-    assert code == 2
-    assert "no live session at 127.0.0.1:1" in said
-    assert "Traceback" not in said
-
-
 def test_doctor(server, monkeypatch):
     address = server.address
     code, shown, said = type_in("doctor", str(address))

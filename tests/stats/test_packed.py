@@ -141,12 +141,6 @@ def test_zeros_have_no_summary():
         unpack(words, "float32", (2,))
 
 
-def test_accepts_signed_words():
-    x = np.array([1.5, -2.0], np.float32)
-    words = np.asarray(in_jax(x)).view(np.int32)
-    assert unpack(words, "float32", (2,)) == summary(in_jax, x)
-
-
 def test_rejects_dtypes_without_numbers():
     with pytest.raises(TypeError, match="str"):
         layout("str")

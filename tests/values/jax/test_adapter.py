@@ -11,11 +11,12 @@ from jax.experimental.layout import Format, Layout
 from tensortap.core.buffers import Lease, Pool, view_of
 from tensortap.core.errors import CaptureError
 from tensortap.core.record import TensorData
+from tensortap.rooms.doctor.jax import JaxContract
 from tensortap.rooms.track.digests import shard_digest_of
 from tensortap.rooms.track.shard_digest import shard_digest
 from tensortap.values import describe, nbytes_of, rebuild, snapshot
 from tensortap.values.jax.adapter import Deferred
-from tests.values.contract import any_values
+from tests.values.contract import FrameworkContract, any_values
 
 POOL = Pool()
 
@@ -193,3 +194,7 @@ def test_rebuilds_dtypes_that_jax_lacks_with_numpy():
     assert isinstance(back, np.ndarray)
     assert back.tobytes() == b"\x01\x02"
     assert isinstance(rebuild(TensorData("jax", "<U1", (1,), b"a\0\0\0")), np.ndarray)
+
+
+class TestJax(JaxContract, FrameworkContract):
+    pass

@@ -11,6 +11,7 @@ from tensortap.core.dtypes import numpy_dtype
 from tensortap.core.errors import CaptureError, WireError
 from tensortap.core.record import TensorData
 from tensortap.values import SMALL, describe, nbytes_of, rebuild, snapshot
+from tests.values.contract import FrameworkContract
 
 DTYPES = [n for n in REGISTRY if numpy_dtype(n).name == n]
 OTHERS = ["<M8[ns]", "<m8[s]", "<U7", "|S5", "|V6", ">f4", ">i8", ">c16", "<f16", "<c32"]
@@ -137,3 +138,14 @@ def test_rejects_any_invalid_tensor(data, name, shape):
     for framework in ("numpy", "numpy.generic", "torch"):
         with contextlib.suppress(WireError):
             rebuild(TensorData(framework, name, tuple(shape), data))
+
+
+class TestNumpy(FrameworkContract):
+    framework = "numpy"
+    dtypes = tuple(row.name for row in REGISTRY.values() if row.numpy)
+
+    def tensor(self, array, dtype):
+        return array
+
+    def contents(self, tensor):
+        return tensor.tobytes()

@@ -7,10 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensortap.core.buffers import Lease, Pool, view_of
+from tensortap.core.dtypes import DTYPES
 from tensortap.core.errors import CaptureError
 from tensortap.core.record import TensorData
+from tensortap.rooms.doctor.torch import TorchContract
 from tensortap.values import SMALL, describe, nbytes_of, rebuild, snapshot
 from tensortap.values.torch.tensors import _DTYPES, _snapshot_by_torch
+from tests.values.contract import FrameworkContract
 
 POOL = Pool()
 
@@ -249,3 +252,9 @@ def test_rebuilds_dtypes_that_torch_lacks_with_numpy():
     back = rebuild(TensorData("torch", "float6_e2m3fn", (2,), b"\x01\x02"))
     assert isinstance(back, np.ndarray)
     assert back.tobytes() == b"\x01\x02"
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+class TestTorch(TorchContract, FrameworkContract):
+    # torch.save knows no integers of fewer than 8 bits
+    no_file = tuple(row.name for row in DTYPES.values() if row.bits < 8 and row.kind != "bool")

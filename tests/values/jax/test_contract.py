@@ -1,6 +1,0 @@
-from tensortap.rooms.doctor.jax import JaxContract
-from tests.values.contract import FrameworkContract
-
-
-class TestJax(JaxContract, FrameworkContract):
-    pass
