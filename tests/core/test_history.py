@@ -230,6 +230,14 @@ def test_last_limits_the_records_of_each_rank(late):
     assert [r.step for r in history.records("x", step=4, last=1)] == [4]
 
 
+def test_wait():
+    history = History(1 << 20)
+    assert history.wait(0, 0)
+    assert not history.wait(1, 0.01)
+    threading.Timer(0.05, lambda: history.write([record()])).start()
+    assert history.wait(1, 60)
+
+
 @pytest.mark.slow
 def test_concurrent_reads_and_writes():
     history = History(200 * KIB)

@@ -183,17 +183,18 @@ class History:
         self._series: dict[Key, Series] = {}
         self._by_name: dict[str, list[Key]] = {}
         self._unordered: set[Key] = set()  # series whose records arrived out of order
-        self._lock = threading.RLock()  # a signal handler may read, too
+        self._changed = threading.Condition()
 
     def write(self, records: Collection[Record]) -> None:
         """Add records, and evict others if they take too much memory."""
-        with self._lock:
+        with self._changed:
             self._write(enumerate(records, self.written))
             self.written += len(records)
+            self._changed.notify_all()
 
     def write_columns(self, block: Iterable[Columns]) -> None:
         """Add all records of a block; their columns belong to the history from now on."""
-        with self._lock:
+        with self._changed:
             count = 0
             for columns in block:
                 count += len(columns)
@@ -204,6 +205,7 @@ class History:
                 else:
                     self._write_column(columns)
             self.written += count
+            self._changed.notify_all()
 
     def _write(self, positioned: Iterable[tuple[int, Record]]) -> None:
         last = None
@@ -295,7 +297,7 @@ class History:
 
     def names(self) -> list[str]:
         """Return all names in the history, in the order of their first record."""
-        with self._lock:
+        with self._changed:
             return list(self._by_name)
 
     def records(
@@ -312,7 +314,7 @@ class History:
 
         With `last`, only so many of the newest of each rank, if their step makes no difference.
         """
-        with self._lock:
+        with self._changed:
             keys = [
                 key
                 for key in self._by_name.get(name, ())
@@ -333,7 +335,7 @@ class History:
 
         The first cursor is 0. Evicted records are not among them.
         """
-        with self._lock:
+        with self._changed:
             oldest = min([series.start for series in self._series.values()], default=self.written)
             cursor = max(cursor, oldest)
             end = min(self.written, cursor + limit)
@@ -353,7 +355,7 @@ class History:
 
     def tails(self, length: int) -> list[tuple[int, list[Record]]]:
         """Return the number of records and the newest `length` records of each series."""
-        with self._lock:
+        with self._changed:
             tails = [(series.count, series.tail(length)) for series in self._series.values()]
         return [(count, _records_of(spans)) for count, spans in tails]
 
@@ -361,3 +363,8 @@ class History:
         """Return the last `count` captured records of all names, oldest to newest."""
         records = [record for _, tail in self.tails(count) for record in tail]
         return sorted(records, key=lambda r: (r.time_ns, r.seq))[-count:]
+
+    def wait(self, count: int, timeout: float | None = None) -> bool:
+        """Wait until `count` records have been written in total; return False on timeout."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.written >= count, timeout)

@@ -150,7 +150,7 @@ def _follow(console: Console, server: Server, trainer: subprocess.Popen[str]) ->
         seen = len(losses)
         if trainer.poll() is not None:
             break
-        time.sleep(0.1)
+        history.wait(history.written + 1, 0.2)
 
 
 def _use(console: Console, server: Server) -> None:
