@@ -10,5 +10,8 @@ ROOM = Room(
     commands={"why": "tensortap.rooms.ops.command:why"},
     tabs=(Tab("operations.js", 25),),
     routes="tensortap.rooms.ops.routes:ROUTES",
-    offers={"report.sections": "tensortap.rooms.ops.why:report_sections"},
+    offers={
+        "probe.ops": "tensortap.rooms.ops.ops:ops",
+        "report.sections": "tensortap.rooms.ops.why:report_sections",
+    },
 )

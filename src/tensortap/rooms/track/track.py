@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from tensortap.capture.pipeline import pipeline
 from tensortap.core.arguments import check_count, checked
 from tensortap.core.rooms import offer, offers
+from tensortap.core.probes import probes
 from tensortap.rooms.track.observer import Observer
 from tensortap.rooms.track.options import KindChoice, NamePattern, Stash, TrackOptions
+from tensortap.rooms.track.probing import Probing
 from tensortap.values.registry import parts
 
 if TYPE_CHECKING:
@@ -29,10 +31,12 @@ _STATES = ("model_state", "optimizer_state", "grads")
 class Tracker:
     """A model that is being tracked; made by `track`, used in a ``with`` statement."""
 
-    def __init__(self, hooks: Any, observer: Observer) -> None:
+    def __init__(self, model: Any, hooks: Any, observer: Observer) -> None:
         self._hooks = hooks  # None after the end, so that the tracker keeps no model alive
         self._observer = observer
         self._attached = False  # hooks cost time, so an idle tracker has none
+        self._selected = False  # whether only some of them are there
+        self._probing = Probing(model, hooks, observer)
         self._warned = False
 
     def __enter__(self) -> Tracker:
@@ -40,18 +44,25 @@ class Tracker:
             raise RuntimeError("this tracker has ended: call tap.track(...) again")
         self._observer.begin()
         try:
-            self._attach(self._observer.every > 0)
+            self._follow()
         except BaseException:
             self._end()
             raise
+        probes.add(self._probing)
         self._observer.report_unseen()
         return self
 
-    def _attach(self, on: bool) -> None:
-        """Install the hooks, or remove them."""
-        if on is not self._attached:
-            self._attached = on
-            self._hooks.attach() if on else self._hooks.detach()
+    def _follow(self) -> None:
+        """Have hooks where the plan looks; those that are compiled into graphs stay."""
+        plan, hooks = self._observer.plan, self._hooks
+        stays = not plan.is_plain and getattr(hooks, "in_graphs", False)
+        wanted = not plan.idle or stays
+        if wanted is not self._attached:
+            self._attached = wanted
+            hooks.attach() if wanted else hooks.detach()
+        if wanted and hasattr(hooks, "select") and (self._selected or not plan.is_plain):
+            self._selected = not plan.is_plain
+            hooks.select(plan.keeps)
 
     def __exit__(self, *error: object) -> None:
         try:
@@ -63,6 +74,8 @@ class Tracker:
 
     def _end(self) -> None:
         hooks, self._hooks = self._hooks, None
+        probes.remove(self._probing)
+        self._probing.close()
         try:
             if hooks is not None and self._attached:
                 hooks.detach()
@@ -89,7 +102,8 @@ class Tracker:
             pipeline.fault("tracker.step", error)
         observer.advance()
         try:
-            self._attach(observer.every > 0)
+            self._follow()
+            self._probing.end_step()
         except Exception as error:
             pipeline.fault("tracker.switch", error)
 
@@ -254,7 +268,7 @@ def track(
         if hooks is not None:
             for wrapped in offers("track.hooks"):
                 hooks = wrapped(hooks, model, observer)
-            return Tracker(hooks, observer)
+            return Tracker(model, hooks, observer)
     if hasattr(model, "param_groups"):
         swapped = hasattr(optimizer, "forward")
         what = "model and optimizer are swapped" if swapped else "the model is missing"

@@ -35,6 +35,7 @@ class TrackedAlerts:
         self._records, self._hand_over = records, hand_over
         self._reported: set[tuple[str, str]] = set()  # rules and names
         self._monitor: AlertMonitor | None = None
+        self._on_alert = options.on_alert
         if options.has_rules:
             self._monitor = AlertMonitor(options.alerts, on_alert=options.on_alert)
 
@@ -42,6 +43,10 @@ class TrackedAlerts:
     def rules(self) -> Sequence[Rule]:
         """The rules that look at records and steps."""
         return self._monitor.rules if self._monitor is not None else ()
+
+    def change_rules(self, names: Sequence[str]) -> None:
+        """Use these rules from now on; raise if one is unknown."""
+        self._monitor = AlertMonitor(list(names), on_alert=self._on_alert) if names else None
 
     def begin(self, step: int) -> None:
         """Record which rules there are."""

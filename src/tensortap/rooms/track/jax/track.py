@@ -84,6 +84,8 @@ class JaxTracking:
         try:
             calls = dict(self._calls)
             for seen, pending, _ in observations:
+                if not self.observer.wants(seen.kind, seen.name):
+                    continue  # a session has switched it off in this step
                 key = seen.kind, seen.name
                 call = seen.call + self._calls.get(key, 0)
                 calls[key] = max(calls.get(key, 0), call + 1)
@@ -103,7 +105,7 @@ class JaxTracking:
     ) -> None:
         start = time.perf_counter_ns()
         self.observer.add(seen, None, pending, array, step)
-        pipeline.ledger.track(time.perf_counter_ns() - start)
+        self.observer.costs.add([seen], [time.perf_counter_ns() - start])
 
     def end_step(self, *states: Any, **named: Any) -> None:
         """Record the states after a step."""

@@ -6,7 +6,7 @@ import functools
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -72,6 +72,27 @@ class ModelHooks:
         for hooks in self._listening:
             self._guarded(hooks.attach)
 
+    @property
+    def names(self) -> Iterator[tuple[Kind, str]]:
+        """Yield what can be looked at; another thread may ask for it, attached or not."""
+        for name in self._outputs.modules():
+            yield from ((Kind.ACTIVATION, name), (Kind.GRADIENT, name))
+        yield from self._parameters.names
+
+    @property
+    def in_graphs(self) -> bool:
+        """Return whether hooks were compiled into graphs."""
+        return self._outputs.in_graphs
+
+    @property
+    def is_compiled(self) -> bool:
+        """Return whether new hooks make torch compile the model anew."""
+        return self._outputs.is_compiled
+
+    def select(self, whole: Callable[[Kind, str], bool]) -> None:
+        """Hook what this step looks at, and no more."""
+        self._outputs.select(whole)
+
     def detach(self) -> None:
         try:
             self._outputs.detach()
@@ -133,7 +154,7 @@ class ParameterHooks:
         for name, parameter in self._parameters.items():
             if not parameter.requires_grad or not has_values(parameter):
                 continue
-            if self.observer.wants(Kind.WEIGHT_GRADIENT, name):
+            if self.observer.could_want(Kind.WEIGHT_GRADIENT, name):
                 missed = functools.partial(self.observer.unseen.__setitem__, name)
                 hook = BreakingHook(functools.partial(self._on_accumulated, name), missed)
                 handle = parameter.register_post_accumulate_grad_hook(hook)
@@ -184,6 +205,15 @@ class ParameterHooks:
         if again:
             self._name_parameters()
         return self._parameters
+
+    @property
+    def names(self) -> Iterator[tuple[Kind, str]]:
+        """Yield what can be looked at of parameters."""
+        found = list(Names(self.root).parameters())
+        for kind in (Kind.WEIGHT, Kind.WEIGHT_GRADIENT):
+            yield from ((kind, name) for name, _ in found)
+        for label, _ in list(self._state_tags.values()):
+            yield Kind.OPTIMISER_STATE, label
 
     def _name_parameters(self) -> None:
         """Look up the parameters again: lazy ones and adapters come and go."""
