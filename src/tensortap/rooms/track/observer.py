@@ -91,7 +91,7 @@ class Observer:
         self._lock = threading.RLock()  # another thread may ask for records during training
         self.alerting = TrackedAlerts(options, self.sent, self._hand_over)
         self._always_values = values or self.explains or options.digests
-        self._needs_values = self._always_values
+        self._needs_values = self._needed_values = self._always_values
         self.batch: ObservedBatch | None = None
         if not self._needs_values and summarize.kernel is not None:
             self.batch = ObservedBatch(self._maker, self.sent.send_columns, self.costs)
@@ -310,6 +310,16 @@ class Observer:
                     continue
                 if record is not None:
                     self._put(record, pending.nbytes)
+
+    def takes_values(self, kind: Kind, name: str) -> bool:
+        """Return whether a name needs more than statistics: its values, or a look by rules."""
+        return self._always_values or self.plan.keeps(kind, name)
+
+    def change_rules(self, names: Sequence[str]) -> None:
+        """Have these rules look at all records from the next step on."""
+        self.alerting.change_rules(names)
+        self._always_values = bool(names) or self._needed_values
+        self.plan.changed = True
 
     def metric(self, name: str, value: float, step: int | None = None) -> None:
         """Record a number about the current step, or about another one."""

@@ -35,6 +35,7 @@ class Plan:
     def __init__(self, patterns: Patterns, every: int) -> None:
         self.base = Setting(every)
         self.prefix = ""  # of the names that sessions see
+        self.changed = False  # whether hooks are not yet as it says
         self.on = False
         self.tensors = False  # whether any name is kept whole in this step
         self._patterns = patterns
@@ -69,6 +70,7 @@ class Plan:
         self._step = step
         if any(change.last is not None and change.last <= step for change in self._changes):
             self._changes = [c for c in self._changes if c.last is None or c.last > step]
+            self.changed = True
             self._settings.clear()
         selected = [setting for setting in self._all_settings() if setting.selects(step)]
         self.on = bool(selected)
@@ -87,6 +89,7 @@ class Plan:
             kinds = kinds or frozenset(Kind)
             self._changes.append(_Change(setting, pattern, kinds, last, is_about_all))
         self._settings.clear()
+        self.changed = True
 
     def setting(self, kind: Kind, name: str) -> Setting:
         """Return the setting of a name: that of the newest change about it."""

@@ -41,7 +41,7 @@ class Probing:
             return self._open_for_steps(request, step)
         if request.action == "rules":
             names = [name.strip() for name in request.pattern.split(",") if name.strip()]
-            self._observer.alerting.change_rules(names)
+            self._observer.change_rules(names)
             return f"rules: {', '.join(names) or 'none'}"
         if request.action == "reset":
             self._observer.plan.change(request, step)
@@ -89,10 +89,10 @@ class Probing:
 
     def end_step(self) -> None:
         """Close what was opened for steps that have passed."""
-        step = self._observer.step_number
-        for entry in [each for each in self._open if each[0] <= step]:
-            self._open.remove(entry)
-            entry[1].close()
+        for entry in list(self._open):
+            if entry[0] <= self._observer.step_number:
+                self._open.remove(entry)
+                entry[1].close()
 
     def close(self) -> None:
         """Close everything that is open, and let go of the model."""

@@ -35,7 +35,6 @@ class Tracker:
         self._hooks = hooks  # None after the end, so that the tracker keeps no model alive
         self._observer = observer
         self._attached = False  # hooks cost time, so an idle tracker has none
-        self._selected = False  # whether only some of them are there
         self._probing = Probing(model, hooks, observer)
         self._warned = False
 
@@ -60,9 +59,9 @@ class Tracker:
         if wanted is not self._attached:
             self._attached = wanted
             hooks.attach() if wanted else hooks.detach()
-        if wanted and hasattr(hooks, "select") and (self._selected or not plan.is_plain):
-            self._selected = not plan.is_plain
-            hooks.select(plan.keeps)
+        if wanted and hasattr(hooks, "select") and (plan.changed or not plan.is_plain):
+            plan.changed = False
+            hooks.select(self._observer.takes_values)
 
     def __exit__(self, *error: object) -> None:
         try:
