@@ -127,7 +127,9 @@ def test_whole_tensors_of_the_next_steps():
         (2, "2.bias", "Weight"), (2, "2.weight", "Weight_Gradient"),
         (2, "2.bias", "Weight_Gradient"),
     }  # fmt: skip
-    one = next(r for r in records if r.name == "2" and r.value is not None and r.kind is Kind.ACTIVATION)
+    one = next(
+        r for r in records if r.name == "2" and r.value is not None and r.kind is Kind.ACTIVATION
+    )
     assert one.stats.count == 5
 
 
@@ -258,7 +260,9 @@ def test_control_can_be_refused(monkeypatch):
 
 @pytest.mark.parametrize("pattern", ["(", "(a+)+\\1", "(?=x)", "a{2000}"])
 def test_hostile_patterns_are_refused(pattern):
-    assert "not a regular expression" in probes.receive(ProbeRequest(pattern=pattern), "", 0).refusal
+    assert (
+        "not a regular expression" in probes.receive(ProbeRequest(pattern=pattern), "", 0).refusal
+    )
     assert "not a regular expression" in probes.receive(None, pattern, 0).refusal
     assert not probes.waiting
 
@@ -267,7 +271,9 @@ def test_compiled_in_probes_need_no_recompilation():
     from torch._dynamo.utils import counters
 
     net = model()
-    with Training(net, torch.compile(net, backend="aot_eager", fullgraph=True), every=1) as training:
+    with Training(
+        net, torch.compile(net, backend="aot_eager", fullgraph=True), every=1
+    ) as training:
         training.steps(2)
         graphs = counters["stats"]["unique_graphs"]
         ask("^2$", every=0)

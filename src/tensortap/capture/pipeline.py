@@ -114,6 +114,10 @@ class Pipeline:
         """The queues that get every record."""
         return tuple([queue for queue, every_record in self._attached.items() if every_record])
 
+    def thread_ns(self) -> int:
+        """Return the processor time that the threads of all queues have taken so far."""
+        return sum([queue.thread_ns for queue in list(self._attached)])
+
     def attach(self, queue: Queue, *, every_record: bool = True) -> None:
         """Hand records to this queue; without `every_record` only those addressed to it."""
         if not self._registered:

@@ -136,9 +136,7 @@ class Probes:
             self.begin_step(None, lambda request, done: None)
         return answer
 
-    def begin_step(
-        self, step: int | None, done: Callable[[ProbeRequest, str], object]
-    ) -> None:
+    def begin_step(self, step: int | None, done: Callable[[ProbeRequest, str], object]) -> None:
         """Carry out the requests whose step has come; `done` takes what came of each."""
         now = time.perf_counter()
         if self._begun:

@@ -19,7 +19,8 @@ class _Shown:
     def __init__(self, entry: Any) -> None:
         if not isinstance(entry, SessionEntry):
             raise TensortapError("only programs of a live session have probes")
-        self._server, self.reader = entry.server, entry.reader()
+        self._server = entry.server
+        self.reader: Any = entry.reader()
 
     def ask(self, what: str, **arguments: Any) -> bytes:
         if self._server is not None:

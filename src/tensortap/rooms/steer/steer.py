@@ -94,7 +94,7 @@ def probe(
     actions = [action for is_chosen, action in chosen if is_chosen]
     if len(actions) > 1:
         raise ValueError(f"choose one of {', '.join(actions)}")
-    action = actions[0] if actions else "probe"
+    action: Any = actions[0] if actions else "probe"
     if action == "trace":
         pattern = str(trace)
     elif action == "rules":
@@ -128,14 +128,20 @@ def _outcome(session: Any, told: Announcement, timeout: float) -> ProbeChange:
     for program in expected.values():
         record = done.get(program.rank)
         if record is not None:
-            late = "" if record.step <= told.at or not told.at else f"too late, at step {record.step}: "
+            late = (
+                ""
+                if record.step <= told.at or not told.at
+                else f"too late, at step {record.step}: "
+            )
             text = late + record.tags.get("done", "")
         else:
             text = program.trouble or f"not yet: it is before step {told.at}"
         ranks[f"rank {program.rank} (process {program.pid})"] = text
     refused = ("refused", "failed", "too late", "nothing")
     complete = not waiting and not any(p.trouble for p in told.programs)
-    return ProbeChange(told.at, ranks, complete and not any(t.startswith(refused) for t in ranks.values()))
+    return ProbeChange(
+        told.at, ranks, complete and not any(t.startswith(refused) for t in ranks.values())
+    )
 
 
 def _recorded(records: list[Record], number: int) -> dict[int, Record]:

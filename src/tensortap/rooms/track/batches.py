@@ -85,6 +85,8 @@ def memory_of(value: Any) -> Memory | None:
 class Costs(dict[tuple[str, str], list[int]]):
     """How often a name was looked at and for how many nanoseconds, by kind and name."""
 
+    total = 0  # nanoseconds
+
     def add(self, found: Iterable[Observed], spent: Sequence[int]) -> None:
         """Count tensors, and what each has cost the training thread."""
         for observed, nanoseconds in zip(found, spent, strict=True):
@@ -93,7 +95,9 @@ class Costs(dict[tuple[str, str], list[int]]):
                 known = self[observed.kind, observed.name] = [0, 0]
             known[0] += 1
             known[1] += nanoseconds
-        pipeline.ledger.track(sum(spent), len(spent))
+        total = sum(spent)
+        self.total += total
+        pipeline.ledger.track(total, len(spent))
 
     def share(self, found: Sequence[ObservedTensor], spent: int) -> None:
         """Count tensors that were looked at together; each costs as its elements do."""

@@ -33,6 +33,7 @@ from tensortap.rooms.track.batches import (
     memory_of,
     summarize_together,
 )
+from tensortap.rooms.track.budget import Budget, parse_budget
 from tensortap.rooms.track.digests import PendingDigest, shard_digest_of
 from tensortap.rooms.track.observing import Explain, Observed, TrackListener
 from tensortap.rooms.track.options import Patterns, TrackOptions
@@ -65,10 +66,12 @@ class Observer:
         self.prefix = ""  # of all names; patterns do not see it
         patterns = Patterns(options.include, options.exclude, options.kinds)
         self.kinds = patterns.kinds
-        self.plan = Plan(patterns, options.every)
+        share = parse_budget(options.budget)
+        self.costs = Costs()
+        budget = None if share is None else Budget(share, self.costs)
+        self.plan = Plan(patterns, options.every, budget)
         self.could_want = patterns.wants
         self.wants = patterns.wants  # without changes of a session, all steps want the same
-        self.costs = Costs()
         self.only_training, self.inputs = options.only_training, options.inputs
         self.active = False
         self.on = False  # whether `every` selects this step
@@ -89,7 +92,7 @@ class Observer:
         self.sent = TrackedRecords(options.to)
         self._maker = ColumnMaker(self._record_of)
         self._lock = threading.RLock()  # another thread may ask for records during training
-        self.alerting = TrackedAlerts(options, self.sent, self._hand_over)
+        self.alerting = TrackedAlerts(options, self.sent, self._hand_over, self.plan.budget)
         self._always_values = values or self.explains or options.digests
         self._needs_values = self._needed_values = self._always_values
         self.batch: ObservedBatch | None = None

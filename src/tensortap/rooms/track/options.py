@@ -11,6 +11,7 @@ from tensortap.core import rooms
 from tensortap.core.arguments import check_callable, check_count
 from tensortap.core.patterns import compile_pattern
 from tensortap.core.record import Kind
+from tensortap.rooms.track.budget import parse_budget
 
 NamePattern: TypeAlias = str | re.Pattern[str] | Mapping[str, str | re.Pattern[str]] | None
 Stash = Callable[[Any], Mapping[str, Any]]
@@ -50,6 +51,7 @@ class TrackOptions(NamedTuple):
     exclude: NamePattern = None
     kind: KindChoice = None
     every: int = 1
+    budget: str | float | None = None
     tensors: bool | str | re.Pattern[str] = False
     stash: Stash | None = None
     digests: bool = False
@@ -64,6 +66,7 @@ class TrackOptions(NamedTuple):
     def check(self) -> None:
         """Raise an error that names the first option with a wrong value."""
         check_count("every", self.every, 0)
+        parse_budget(self.budget)
         name: Any = self.name
         if name is not None and not (isinstance(name, str) and name):
             raise TypeError(f"name must be a text that is not empty, got {name!r:.80}")
@@ -153,7 +156,9 @@ def _bykind_named(argument: str, pattern: NamePattern) -> dict[Kind, re.Pattern[
         return {}
     if not isinstance(pattern, Mapping):
         return dict.fromkeys(Kind, compile_pattern(pattern, argument))
-    return {kind_named(argument, kind): compile_pattern(one, argument) for kind, one in pattern.items()}
+    return {
+        kind_named(argument, kind): compile_pattern(one, argument) for kind, one in pattern.items()
+    }
 
 
 def kind_named(argument: str, name: object) -> Kind:

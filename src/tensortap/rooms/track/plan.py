@@ -7,6 +7,7 @@ from typing import NamedTuple
 from tensortap.core.patterns import TypedPattern
 from tensortap.core.probes import ProbeRequest
 from tensortap.core.record import Kind
+from tensortap.rooms.track.budget import Budget
 from tensortap.rooms.track.options import Patterns, kind_named
 
 
@@ -32,8 +33,9 @@ class _Change(NamedTuple):
 class Plan:
     """The settings of all names; `on` says whether the current step looks at any of them."""
 
-    def __init__(self, patterns: Patterns, every: int) -> None:
+    def __init__(self, patterns: Patterns, every: int, budget: Budget | None = None) -> None:
         self.base = Setting(every)
+        self.budget = budget
         self.prefix = ""  # of the names that sessions see
         self.changed = False  # whether hooks are not yet as it says
         self.on = False
@@ -46,7 +48,7 @@ class Plan:
     @property
     def is_plain(self) -> bool:
         """Return whether everything is as the program said."""
-        return not self._changes
+        return not self._changes and self.budget is None
 
     @property
     def idle(self) -> bool:
@@ -73,7 +75,10 @@ class Plan:
             self.changed = True
             self._settings.clear()
         selected = [setting for setting in self._all_settings() if setting.selects(step)]
-        self.on = bool(selected)
+        in_budget = self.budget is not None and self.base.every and self.budget.begin_step(step)
+        if self.budget is not None:
+            selected = [setting for setting in selected if setting is not self.base]
+        self.on = bool(selected or in_budget)
         self.tensors = any(setting.tensors for setting in selected)
 
     def change(self, request: ProbeRequest, step: int) -> None:
@@ -106,7 +111,16 @@ class Plan:
 
     def wants(self, kind: Kind, name: str) -> bool:
         """Return whether the current step looks at a name."""
-        return self.setting(kind, name).selects(self._step)
+        setting = self.setting(kind, name)
+        if setting is self.base and self.budget is not None:
+            return self.budget.everything or (kind, name) in self.budget.chosen
+        return setting.selects(self._step)
+
+    def chosen(self, kind: Kind) -> list[str] | None:
+        """Return the names of a kind that a budget has chosen; None if others may be wanted."""
+        if self._changes or self.budget is None or self.budget.everything:
+            return None
+        return [name for each, name in self.budget.chosen if each is kind]
 
     def keeps(self, kind: Kind, name: str) -> bool:
         """Return whether the current step keeps a name whole."""

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensortap.capture.pipeline import pipeline
 from tensortap.core.record import Kind
 from tensortap.rooms.track.jax.device_stats import can_reduce, pack, summary_at
 from tensortap.rooms.track.jax.intercept import Intercept, Observation

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -114,21 +114,26 @@ class OutputHooks:
         names = [self.title, *(f"{self.title}.{name}" for name, _ in found[1:])]
         return dict(zip(names, [module for _, module in found], strict=True))
 
-    def select(self, whole: Callable[[Kind, str], bool] = lambda kind, name: False) -> None:
+    def select(
+        self, whole: Callable[[Kind, str], bool], chosen: Iterable[str] | None = None
+    ) -> None:
         """Hook the modules that this step wants, and no others; `whole` are to be kept whole.
 
+        `chosen` are those that it may want, if that is known.
         Compiled graphs keep their hooks, and ask when they run: without one they would be compiled
         anew.
         """
-        self._select(self.observer.wants, whole)
+        names = None if chosen is None else {*self._hooked, *chosen}
+        self._select(self.observer.wants, whole, names)
 
     def _select(
         self,
         wants: Callable[[Kind, str], bool],
         whole: Callable[[Kind, str], bool] = lambda kind, name: False,
+        names: Iterable[str] | None = None,
     ) -> None:
-        for name, module in self._modules.items():
-            known = self._hooked.get(name)
+        for name in list(self._modules) if names is None else names:
+            module, known = self._modules[name], self._hooked.get(name)
             if known is not None and known.probe.runs:
                 continue
             activation, gradient = wants(Kind.ACTIVATION, name), wants(Kind.GRADIENT, name)

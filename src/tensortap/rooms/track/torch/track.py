@@ -91,7 +91,10 @@ class ModelHooks:
 
     def select(self, whole: Callable[[Kind, str], bool]) -> None:
         """Hook what this step looks at, and no more."""
-        self._outputs.select(whole)
+        plan = self._observer.plan
+        chosen = [plan.chosen(kind) for kind in (Kind.ACTIVATION, Kind.GRADIENT)]
+        names = None if None in chosen else [name for each in chosen for name in each or ()]
+        self._outputs.select(whole, names)
 
     def detach(self) -> None:
         try:
@@ -264,6 +267,8 @@ class ParameterHooks:
         closure = any(callable(argument) for argument in (*args[1:], *kwargs.values()))
         if closure is not after:
             return
+        if self.observer.plan.chosen(Kind.WEIGHT_GRADIENT) == []:
+            return
         for index, parameter in enumerate(parameters_of(optimizer)):
             if parameter.grad is not None:
                 name = self._name_of(parameter, number, index)
@@ -308,7 +313,7 @@ class ParameterHooks:
     def _observe_late_gradients(self) -> None:
         """Observe gradients that no optimizer step has shown: as they are, or as they were last."""
         zeroed = 0
-        for name, parameter in self._parameters.items():
+        for name, parameter in self._chosen(Kind.WEIGHT_GRADIENT):
             gradient = parameter.grad
             if self._gradients.was_observed(name):
                 continue
@@ -349,11 +354,13 @@ class ParameterHooks:
                 self.observer.unseen["weight gradients"] = _COPIES.format(self._copies)
         if Kind.WEIGHT in kinds:
             self._observe_weights({})
-        if Kind.OPTIMISER_STATE in kinds:
+        if Kind.OPTIMISER_STATE in kinds and (
+            not self._state_tags or self.observer.plan.chosen(Kind.OPTIMISER_STATE) != []
+        ):
             self._observe_state()
 
     def _observe_weights(self, tags: dict[str, str]) -> None:
-        for name, parameter in self._parameters.items():
+        for name, parameter in self._chosen(Kind.WEIGHT):
             if not self.observer.wants(Kind.WEIGHT, name):
                 continue
             if not has_values(parameter):
@@ -361,6 +368,13 @@ class ParameterHooks:
                     self.observer.unseen[name] = _LAZY
             else:
                 self._observe(name, Kind.WEIGHT, parameter, {**self._tags(name), **tags})
+
+    def _chosen(self, kind: Kind) -> list[tuple[str, torch.nn.Parameter]]:
+        """Return the parameters to look through: all, or those that a budget has chosen."""
+        chosen = self.observer.plan.chosen(kind)
+        if chosen is None:
+            return list(self._parameters.items())
+        return [(name, self._parameters[name]) for name in chosen if name in self._parameters]
 
     def _observe_initial(self) -> None:
         """Observe the weights before the first update, as of the step before it."""
