@@ -56,8 +56,8 @@ def test_a_switch_is_clicked_and_the_heatmap_gets_rows(session, tmp_path):
             row.locator("label.switch").click()
             page.wait_for_selector("text=from step")
             page.wait_for_function(
-                """() => [...document.querySelectorAll("#panel-probes tr")]
-                    .some((row) => row.innerText.includes("2.weight") && row.querySelector("input").checked)"""
+                """() => [...document.querySelectorAll("#panel-probes tr")].some((row) =>
+                  row.innerText.includes("2.weight") && row.querySelector("input").checked)"""
             )
             page.screenshot(path=tmp_path / "probes.png")
             # the tree has a row with the same switch, and the heatmap the name
@@ -66,7 +66,8 @@ def test_a_switch_is_clicked_and_the_heatmap_gets_rows(session, tmp_path):
             )
             page.click("#tab-layers")
             page.wait_for_function(
-                "() => document.querySelector('#panel-overview .js-plotly-plot')?.data?.[0]?.y?.length"
+                """() => document.querySelector("#panel-overview .js-plotly-plot")
+                  ?.data?.[0]?.y?.length"""
             )
             page.screenshot(path=tmp_path / "heatmap.png")
             browser.close()

@@ -11,7 +11,7 @@ const EVERY = [["1", "every step"], ["10", "every 10 steps"], ["100", "every 100
 const every = select("How often", () => undefined);
 setOptions(every, EVERY, "1");
 const whole = h("input", { type: "checkbox" });
-const found = dim(), told = h("pre", { class: "told", role: "status" }), list = h("div");
+const found = dim(), told = h("div", { class: "dim", role: "status" }), list = h("div");
 let programs = [], states = new Map(); // by name: on which ranks it is on, and on which it exists
 
 const isLive = (run) => model.entries.find((each) => each.id === run.id)?.what === "live";
@@ -60,7 +60,7 @@ async function switchTo(pattern, on) {
   fill(told, "waiting for the next steps …");
   try {
     const { at, ranks } = await request("probe", parameters, { method: "POST" });
-    fill(told, [`from step ${count(at)} on`, ...Object.entries(ranks).map(([rank, text]) => `${rank}: ${text}`)].join("\n"));
+    fill(told, [`from step ${count(at)} on`, ...Object.entries(ranks).map(([rank, text]) => `${rank}: ${text}`)].join(" · "));
     await load();
   } catch (error) {
     fill(told, error.message);
