@@ -22,10 +22,10 @@ VIEWS = {
     "summary": "summary", "overview": "layers", "lines": "layers", "exponents": "exponents",
     "tensors": "tensors", "health": "problems", "alerts": "problems", "ranks": "ranks",
     "compare": "compare", "provenance": "run", "receipt": "run", "operations": "layers",
-    "analyses": "problems",
+    "analyses": "problems", "probes": "run",
 }  # fmt: skip
 """Each view, and the tab that shows it."""
-UNUSED = ("ranks", "operations", "analyses")  # nothing of these runs is in them
+UNUSED = ("ranks", "operations", "analyses", "probes")  # nothing of these runs is in them
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
     "--disable-component-update",

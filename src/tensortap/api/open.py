@@ -6,15 +6,15 @@ import os
 from pathlib import Path
 from typing import Any, overload
 
-from tensortap.api.lookup import Values
 from tensortap.api.run import Run
+from tensortap.api.steered import Steered
 from tensortap.core.arguments import checked
 from tensortap.live.answers import Overview
 from tensortap.live.reader import LiveReader, open_live
 from tensortap.runs.run_reader import is_url
 
 
-class RemoteSession(Values):
+class RemoteSession(Steered):
     """A live session in another process; a context manager, or `close` it."""
 
     def __init__(self, address: str | None, timeout: float = 5.0) -> None:
@@ -40,6 +40,10 @@ class RemoteSession(Values):
         from tensortap.api import tables
 
         Console().print(tables.summary(self.overview()))
+
+    def ask(self, what: str, **arguments: Any) -> bytes:
+        """Return the encoded answer to a question of a viewer."""
+        return self.reader.query(what, **arguments)
 
     def close(self) -> None:
         """Close the connection; the session goes on."""

@@ -20,7 +20,7 @@ from typing import Any
 from msgspec import structs
 
 from tensortap import values as frameworks
-from tensortap.api.lookup import Values
+from tensortap.api.steered import Steered
 from tensortap.core.arguments import check_seconds, check_text, checked
 from tensortap.core.errors import NotFound, TensortapError, WireError
 from tensortap.core.history import History
@@ -136,7 +136,7 @@ def current() -> Session:
     return _session
 
 
-class Session(Values):
+class Session(Steered):
     """The live session of this process, which `tap.serve` opens; `tap.open` gives remote ones."""
 
     def __init__(self, server: Server) -> None:
@@ -159,6 +159,10 @@ class Session(Values):
     def close(self) -> None:
         """Stop listening; the history can still be read."""
         self.server.close()
+
+    def ask(self, what: str, **arguments: Any) -> bytes:
+        """Return the encoded answer to a question of a viewer."""
+        return answers.answer(self.server, what, arguments)
 
     @checked
     def status(self, seconds: float | None = None) -> None:

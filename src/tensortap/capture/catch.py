@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tensortap.capture.ledger import Receipt
@@ -14,7 +14,9 @@ from tensortap.capture.selection import CallCounter
 from tensortap.capture.ticket import SKIPPED, Ticket
 from tensortap.core.arguments import check_count, check_seconds, check_text, check_whole
 from tensortap.core.busy import section
-from tensortap.core.record import Shard
+from tensortap.core.patterns import TypedPattern
+from tensortap.core.probes import Probe, ProbeRequest, probes
+from tensortap.core.record import Kind, Shard
 from tensortap.values.protocol import CompiledRun, Framework
 from tensortap.values.registry import loaded_frameworks
 from tensortap.values.torch.hidden import constant_when_compiled, replace_when_compiled
@@ -63,6 +65,8 @@ def catch(
             counter.begin(number, pipeline.clock.step)
         if number % every or (first is not None and number >= first * every):
             return SKIPPED
+        if counter.sparse != 1 and counter.skips(number // every):
+            return SKIPPED
         queues = None
         if server is not None:
             queues = pipeline.sessions.queues(server)
@@ -81,6 +85,26 @@ def catch(
         return _fault(name, error, every)
 
 
+class _Sites:
+    """The names under which values are caught, which a session may switch."""
+
+    def probes(self) -> Iterator[Probe]:
+        for counter in list(pipeline.counters.values()):
+            yield Probe(counter.name, _KIND, counter.sparse, True, counter.calls)
+
+    def change(self, request: ProbeRequest, step: int) -> str:
+        if request.action not in ("probe", "reset") or _KIND not in (request.kind or [_KIND]):
+            return ""
+        matches = TypedPattern(request.pattern).search
+        found = [each for each in list(pipeline.counters.values()) if matches(each.name)]
+        for counter in found:
+            counter.sparse = 1 if request.action == "reset" else request.every
+            counter.until = step + request.steps if request.steps else None
+        return f"{len(found)} catch sites" if found else ""
+
+
+_KIND = Kind.VALUE.value
+_switches = _Sites()
 _name_at = section(_sites.lookup)  # `executing` has a lock
 
 
@@ -90,6 +114,7 @@ def _first_call(name: str, every: Any, first: Any) -> CallCounter:
     check_count("every", every)
     if first is not None:
         check_count("first", first, 0)
+    probes.add(_switches)
     for framework in loaded_frameworks():
         _traced.update(dict.fromkeys(framework.traced_classes(), framework))
     return pipeline.counters.of(name)
@@ -129,6 +154,8 @@ def _catch_run(
             counter.begin(number, step)
         every, first = options["every"], options["first"]
         if number % every or (first is not None and number >= first * every):
+            return SKIPPED
+        if counter.sparse != 1 and counter.skips(number // every):
             return SKIPPED
         queues = None if options["server"] is None else pipeline.sessions.queues(options["server"])
         if queues is None and pipeline.expecting:

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from msgspec import structs
+
 from tensortap import values as frameworks
 from tensortap.capture import ticket as tickets
 from tensortap.capture.fast import FastPath, type_name
@@ -24,6 +26,7 @@ from tensortap.core import ranks
 from tensortap.core.buffers import OutOfMemory, Pool
 from tensortap.core.busy import Busy, is_busy
 from tensortap.core.history import OVERHEAD
+from tensortap.core.probes import CHANGE, ProbeRequest, probes
 from tensortap.core.record import Kind, Record, Shard, TensorData, Value
 from tensortap.core.settings import flag, memory_limit
 from tensortap.stats.columns import RecordColumns
@@ -110,6 +113,10 @@ class Pipeline:
         """The queues that get every record."""
         return tuple([queue for queue, every_record in self._attached.items() if every_record])
 
+    def thread_ns(self) -> int:
+        """Return the processor time that the threads of all queues have taken so far."""
+        return sum([queue.thread_ns for queue in list(self._attached)])
+
     def attach(self, queue: Queue, *, every_record: bool = True) -> None:
         """Hand records to this queue; without `every_record` only those addressed to it."""
         if not self._registered:
@@ -156,12 +163,26 @@ class Pipeline:
     def advance(self, owner: str, step: int | None = None) -> int | None:
         """Advance the step, or set it, if `owner` owns the clock; return the current step."""
         self.settle()
-        if not self.clock.advance(owner, step) and not self._warned_owner:
+        before = self.clock.step
+        if self.clock.advance(owner, step):
+            if self.clock.step != before:  # of two trackers, the second one advances nothing
+                probes.begin_step(self.clock.step, self._note_change)
+        elif not self._warned_owner:
             self._warned_owner = True
             log.warning(
                 "tensortap: %s advances the step; calls of %s are ignored", self.clock.owner, owner
             )
         return self.clock.step
+
+    def _note_change(self, request: ProbeRequest, done: str) -> None:
+        """Record that a session has changed what is looked at."""
+        tags = {name: str(value) for name, value in structs.asdict(request).items() if value}
+        tags["done"] = done
+        rank, world_size = ranks.rank_and_world_size()
+        self.put(Record(
+            CHANGE, _VALUE, self.clock.step or 0, 0, self.next_seq(), rank, world_size,
+            time.time_ns(), "builtins.str", value=done, tags=tags,
+        ))  # fmt: skip
 
     def restart(self) -> None:
         """Reset steps and calls, so that a new run starts fresh."""

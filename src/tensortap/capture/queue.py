@@ -60,6 +60,7 @@ class Queue:
         self._handing = False  # entries left the queue, and the sink has not counted them yet
         self._accepted = True  # as of the last call of `on_change`
         self._closed = False
+        self.thread_ns = 0  # processor time of the thread
         self._wake = Wake()
         self.hurry = self._wake.set  # hand over without a pause
         self._thread = threading.Thread(target=self._run, name=f"tensortap-{name}", daemon=True)
@@ -301,6 +302,7 @@ class Queue:
             self._accepted = self.accepting
             if self.on_change is not None:
                 self.on_change()
+        self.thread_ns = time.thread_time_ns()
         self._progress.notify()
 
     def _pause(self, entries: list[Any]) -> float:

@@ -71,13 +71,15 @@ class CallCounter:
     """
 
     __slots__ = (
-        "_before", "_count", "base", "digest", "name", "step", "tick",
+        "_before", "_count", "base", "digest", "name", "sparse", "step", "tick", "until",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._before = 0
         self._count = itertools.count()
+        self.sparse = 1  # a session may want each n-th of the calls that are selected; 0: none
+        self.until: int | None = None  # the step from which it no longer does
         self.restart()
 
     def restart(self) -> None:
@@ -93,6 +95,12 @@ class CallCounter:
         """Make call `number` the first one under this name in `step`."""
         self.step = step
         self.base = number
+
+    def skips(self, nth: int) -> bool:
+        """Return whether a session has switched off the `nth` call that is selected."""
+        if self.until is not None and self.step is not None and self.step >= self.until:
+            self.sparse, self.until = 1, None
+        return not self.sparse or nth % self.sparse > 0
 
     def count(self, step: int | None) -> tuple[int, int]:
         """Count a call in `step`; return its step and which call it is within the step."""

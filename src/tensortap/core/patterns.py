@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tensortap.core.errors import MissingExtra, PatternError
+from tensortap.core.errors import PatternError
 
 _MAX_LENGTH = 1000  # characters of a typed pattern
 
@@ -33,10 +33,8 @@ class TypedPattern:
     """
 
     def __init__(self, text: str, *, ignore_case: bool = False) -> None:
-        try:
-            import re2
-        except ImportError:
-            raise MissingExtra.of("searching with a pattern needs google-re2", "view") from None
+        import re2
+
         if len(text) > _MAX_LENGTH:
             raise PatternError(
                 f"a pattern has at most {_MAX_LENGTH:,} characters, got {len(text):,}"

@@ -7,6 +7,8 @@ TENSORTAP_ARENA      bytes of recycled memory for snapshots: "256MB"
 TENSORTAP_OVERFLOW   what a full queue to a live session does: "latest" or "block"
 TENSORTAP_SHARED     let the umask decide who reads a run, not only its user
 TENSORTAP_NO_ARENA   send tensors over the socket instead of shared memory
+TENSORTAP_CONTROL    what sessions may change: 0 nothing, "stop" also to stop training
+TENSORTAP_BUDGET     share of the time that tracking may take: "1%"
 TENSORTAP_BISECT     set by `tensortap bisect`: the folder of its options and reports
 """
 

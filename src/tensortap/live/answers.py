@@ -12,6 +12,7 @@ import msgspec
 from tensortap.core.buffers import view_of
 from tensortap.core.errors import NotFound
 from tensortap.core.record import Kind, Record
+from tensortap.core.rooms import offers
 from tensortap.core.values import tensors
 from tensortap.live import messages as wire
 from tensortap.runs import rows
@@ -214,6 +215,8 @@ def tensor_steps(server: Server, cursor: int) -> TensorStepsList:
 def answer(server: Server, what: str, arguments: dict[str, Any]) -> bytes:
     """Return the encoded answer to a viewer's question."""
     reply = _ANSWERS.get(what)
+    for of_room in offers(f"session.answer.{what}") if reply is None else ():
+        return bytes(of_room(server, arguments))
     if reply is None:
         raise NotFound(f"unknown question {what!r}")
     return reply(server, arguments)

@@ -115,6 +115,7 @@ class ClientState:
         self.records = 0
         self.nbytes = 0
         self.dropped: dict[str, int] = {}  # values that it did not send, by reason
+        self.answer = 0, b""  # to the last CONTROL: its number, a `ProbeAnswer`
         # after a reconnect the client sends unacknowledged batches again
         self.last_batch = 0
         self.rejected_batches: collections.deque[int] = collections.deque(maxlen=1000)

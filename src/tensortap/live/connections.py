@@ -88,7 +88,9 @@ class Connections:
             from tensortap.live.sink import LiveSink
 
         arena, pipeline = not flag("TENSORTAP_NO_ARENA"), self._pipeline
-        sink = LiveSink(address, pipeline.pool, pipeline.ledger, arena=arena)
+        sink = LiveSink(
+            address, pipeline.pool, pipeline.ledger, arena=arena, step=lambda: pipeline.clock.step
+        )
         queue = self._queues[address] = Queue(
             sink, budget=buffer_size(), overflow=overflow_policy(), name=f"live-{address}"
         )

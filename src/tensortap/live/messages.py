@@ -9,6 +9,8 @@ struct in MessagePack, which is validated when it is decoded. Nothing is unpickl
     RECORDS  a batch of records   ─▶
     CHUNK  a piece of a payload   ─▶
                                   ◀─      ACK  last batch, credit
+                                  ◀─      CONTROL  a question about probes, or a change
+    STATE  the answer             ─▶
     QUERY  a viewer's question    ─▶
                                   ◀─      REPLY, then CHUNKs of its body
     GOODBYE                       ◀▶
@@ -29,10 +31,11 @@ from tensortap._version import __version__
 from tensortap.core.columns import Column, Columns, split
 from tensortap.core.dtypes import tensor_nbytes
 from tensortap.core.errors import TensortapError, WireError
+from tensortap.core.probes import ProbeRequest
 from tensortap.core.record import Record, TensorData, Value
 from tensortap.core.values import map_leaves
 
-PROTOCOL = 5
+PROTOCOL = 6
 CHUNK_NBYTES = 1 << 20  # as fast as larger ones, and no message claims a huge allocation
 # bytes of a frame: ZeroMQ holds one of each connection without the key, until it is disconnected
 LARGEST_FRAME = CHUNK_NBYTES + (4 << 10)
@@ -41,6 +44,7 @@ BODY = -1  # the index of a CHUNK that belongs to the body and not to a payload
 HELLO, WELCOME, REFUSED = b"H", b"W", b"X"
 RECORDS, CHUNK, ACK = b"R", b"D", b"A"
 QUERY, REPLY, GOODBYE = b"Q", b"Y", b"G"
+CONTROL, STATE = b"C", b"S"
 
 # sums of these must fit into 64 bits, whatever a client claims
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
@@ -163,6 +167,20 @@ class Reply(msgspec.Struct, frozen=True):
     body_nbytes: int = 0
 
 
+class Control(msgspec.Struct, frozen=True):
+    """The server asks a program for its probes, or for a change of them."""
+
+    number: Positive
+    pattern: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+    request: ProbeRequest | None = None
+
+
+class State(msgspec.Struct, frozen=True):
+    """The answer to CONTROL; the body is a `ProbeAnswer`."""
+
+    number: Positive
+
+
 class Goodbye(msgspec.Struct, frozen=True):
     """The last message of either side."""
 
@@ -176,6 +194,8 @@ _HEADERS: dict[bytes, type[msgspec.Struct]] = {
     ACK: Ack,
     QUERY: Query,
     REPLY: Reply,
+    CONTROL: Control,
+    STATE: State,
     GOODBYE: Goodbye,
 }
 _decoders = {kind: msgspec.msgpack.Decoder(header) for kind, header in _HEADERS.items()}

@@ -97,13 +97,14 @@ class LiveReader:
 
     def load(self, record: Record) -> Record:
         key = {"name": record.name, "seq": record.seq, "time_ns": record.time_ns}
-        body = self._query("load", rank=record.rank, **key)
+        body = self.query("load", rank=record.rank, **key)
         return wire.decode_records(body, [])[0]
 
     def _ask(self, answer: type[Answer], what: str, **arguments: Any) -> Answer:
-        return msgspec.msgpack.decode(self._query(what, **arguments), type=answer)
+        return msgspec.msgpack.decode(self.query(what, **arguments), type=answer)
 
-    def _query(self, what: str, **arguments: Any) -> bytes:
+    def query(self, what: str, **arguments: Any) -> bytes:
+        """Return the encoded answer to a question."""
         with self._lock:
             number = next(self._ids)
             if self._channel.state is not ConnectionState.OPEN:

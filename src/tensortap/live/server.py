@@ -95,6 +95,16 @@ class Server:
             self._thread.join(5)
         self._viewers.shutdown(wait=False, cancel_futures=True)
 
+    def control(self, control: wire.Control) -> list[ClientState]:
+        """Send a request to all programs; each `answer` has its number once it has come."""
+        clients = [each for each in list(self.clients.values()) if each.role == "source"]
+        frames = wire.message(wire.CONTROL, control)
+        for client in clients:
+            if (connection := client.connection) is not None:
+                self._replies.append((connection.route, frames))
+        self._wake.set()
+        return clients
+
     # -- the thread ----------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -168,6 +178,8 @@ class Server:
         elif isinstance(header, wire.Query) and self._answer is not None:
             with contextlib.suppress(RuntimeError):  # this process is ending
                 self._viewers.submit(self._reply, route, header, self._answer)
+        elif isinstance(header, wire.State):
+            connection.client.answer = header.number, bytes(data)
         elif isinstance(header, wire.Goodbye):
             self._disconnect(connection)
         else:

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from tensortap.capture.fast import RecordBlock
 from tensortap.capture.ledger import ERROR, TOO_LARGE, Entry, Ledger, single
 from tensortap.capture.queue import columns_of, entries_of
@@ -21,6 +23,7 @@ from tensortap.core import ranks
 from tensortap.core.buffers import Lease, Pool, Segment, view_of
 from tensortap.core.columns import Column
 from tensortap.core.limits import format_size
+from tensortap.core.probes import probes
 from tensortap.live import messages as wire
 from tensortap.live.address import Address
 from tensortap.live.channel import NO_KEY, Channel, ConnectionState
@@ -149,7 +152,9 @@ class LiveSink(Sink):
         *,
         arena: bool = True,
         key: bytes | None = None,
+        step: Callable[[], int | None] = lambda: None,
     ) -> None:
+        self._step = step  # returns the current one
         self.address = address  # port 0: not known yet, the owner sets it later
         self.ledger = ledger
         self.arena = Lender(pool, wanted=arena)
@@ -289,6 +294,10 @@ class LiveSink(Sink):
         for _, header, _ in channel.poll(timeout, wake):
             if isinstance(header, wire.Ack):
                 self._acknowledge(header)
+            elif isinstance(header, wire.Control):
+                answer = probes.receive(header.request, header.pattern, self._step())
+                state = wire.message(wire.STATE, wire.State(header.number))
+                channel.send([*state, msgspec.msgpack.encode(answer)])
 
     def _await_blocks(self) -> bool:
         """Wait until the server returns blocks of the arena; return False if it does not."""

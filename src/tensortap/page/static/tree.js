@@ -12,6 +12,9 @@ const UNSUPPORTED = /\(\?<?[=!]|\\[1-9]/;
 const MAX_BRIEFS = 50; // runs of which the list shows the loss and the alerts
 const MAX_SPARKLINES = 100, MAX_QUERY = 16_000; // names and characters per request
 
+/** Functions of a name that return an element for its row, or nothing; rooms add to them. */
+export const rowExtras = [];
+
 let rows = [];
 const closedPaths = new Set();
 let focusedRow = 0;
@@ -195,6 +198,7 @@ function rowElement(row, index, selected) {
     h("span", { class: "label" }, row.label),
     isGroup && h("span", { class: "count" }, count(row.children)),
     sparkline?.bad && h("span", { class: "flag", title: bad, role: "img", "aria-label": bad }),
+    !isGroup && rowExtras.map((extra) => extra(row.name)),
     !isGroup && svgLine(sparkline?.d ?? "", 37, 18));
   element.style.top = `${index * ROW_HEIGHT}px`;
   element.style.paddingLeft = `${2 + row.depth * INDENT}px`;

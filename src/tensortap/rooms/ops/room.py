@@ -13,6 +13,7 @@ ROOM = Room(
     offers={
         "alerts.explanation": "tensortap.rooms.ops.explanation:decode_explanation",
         "page.verdicts": "tensortap.rooms.ops.verdicts:explain_rows",
+        "probe.ops": "tensortap.rooms.ops.ops:ops",
         "report.sections": "tensortap.rooms.ops.why:report_sections",
     },
 )

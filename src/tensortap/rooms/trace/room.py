@@ -6,5 +6,6 @@ from tensortap.rooms import Room
 
 ROOM = Room(
     name="trace",
+    offers={"probe.trace": "tensortap.rooms.trace.trace:trace"},
     needs=("track",),
 )

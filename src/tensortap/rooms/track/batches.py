@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -44,6 +45,7 @@ def summarize_together(
     take: Callable[[Sequence[ObservedTensor], SummaryColumns], None],
     take_one: Callable[[Observed, Any], object],
     fault: Callable[[str, Exception], None],
+    count: Callable[[Sequence[ObservedTensor], int], None],
 ) -> None:
     """Summarize tensors in memory together and hand them to `take`; the others to `take_one`."""
     if not found:
@@ -52,7 +54,7 @@ def summarize_together(
     columns = summarize_tensors([value for _, value in found])
     if columns is not None:
         take(found, columns)
-        pipeline.ledger.track(_now() - start, len(found))
+        count(found, _now() - start)
         return
     memories = [memory_of(value) for _, value in found]
     pairs = itertools.groupby(
@@ -62,7 +64,7 @@ def summarize_together(
         batch, places = zip(*group, strict=True)
         if in_memory:
             take(batch, summarize_many(list(places)))
-            pipeline.ledger.track(_now() - start, len(batch))
+            count(batch, _now() - start)
         else:
             for observed, value in batch:
                 try:
@@ -78,6 +80,30 @@ def memory_of(value: Any) -> Memory | None:
         return frameworks.memory_of(value)
     except Exception:  # the general way raises again, and its error gets the name
         return None
+
+
+class Costs(dict[tuple[str, str], list[int]]):
+    """How often a name was looked at and for how many nanoseconds, by kind and name."""
+
+    total = 0  # nanoseconds
+
+    def add(self, found: Iterable[Observed], spent: Sequence[int]) -> None:
+        """Count tensors, and what each has cost the training thread."""
+        for observed, nanoseconds in zip(found, spent, strict=True):
+            known = self.get((observed.kind, observed.name))
+            if known is None:
+                known = self[observed.kind, observed.name] = [0, 0]
+            known[0] += 1
+            known[1] += nanoseconds
+        total = sum(spent)
+        self.total += total
+        pipeline.ledger.track(total, len(spent))
+
+    def share(self, found: Sequence[ObservedTensor], spent: int) -> None:
+        """Count tensors that were looked at together; each costs as its elements do."""
+        sizes = [max(1, math.prod(observed.shape)) for observed, _ in found]
+        total = sum(sizes)
+        self.add([observed for observed, _ in found], [spent * size // total for size in sizes])
 
 
 class ColumnMaker:
@@ -127,9 +153,12 @@ class ObservedBatch:
     quarter of a second.
     """
 
-    def __init__(self, maker: ColumnMaker, send: Callable[[RecordColumns], None]) -> None:
+    def __init__(
+        self, maker: ColumnMaker, send: Callable[[RecordColumns], None], costs: Costs
+    ) -> None:
         self._maker = maker
         self._send = send
+        self._costs = costs
         self.summaries = summarize.kernel.SummaryBatch()
         self._lock = threading.RLock()  # another thread may ask for records during training
 
@@ -154,7 +183,7 @@ class ObservedBatch:
             found, times, spent, columns = self.summaries.take()
             if not found:
                 return
-            pipeline.ledger.track(spent, len(found))
+            self._costs.add(found, spent)
             try:
                 stats = SummaryColumns(*columns)
                 self._send(self._maker.columns(found, stats, self.summaries.step, times))

@@ -24,17 +24,21 @@ from tensortap.core.patterns import compile_pattern
 from tensortap.core.record import Kind, Record, Summary
 from tensortap.core.record import Mapping as Pairs
 from tensortap.core.rooms import offers
+from tensortap.live.connections import connections
 from tensortap.rooms.track import packed
 from tensortap.rooms.track.batches import (
     ColumnMaker,
+    Costs,
     ObservedBatch,
     ObservedTensor,
     memory_of,
     summarize_together,
 )
+from tensortap.rooms.track.budget import Budget, parse_budget
 from tensortap.rooms.track.digests import PendingDigest, shard_digest_of
 from tensortap.rooms.track.observing import Explain, Observed, TrackListener
 from tensortap.rooms.track.options import Patterns, TrackOptions
+from tensortap.rooms.track.plan import Plan
 from tensortap.rooms.track.tracked_alerts import TrackedAlerts
 from tensortap.rooms.track.tracked_records import PendingRecord, TrackedRecords, prefixed_tags
 from tensortap.stats import summarize
@@ -62,11 +66,15 @@ class Observer:
         self.prefix = ""  # of all names; patterns do not see it
         patterns = Patterns(options.include, options.exclude, options.kinds)
         self.kinds = patterns.kinds
-        self.wants = patterns.wants
+        share = parse_budget(options.budget)
+        self.costs = Costs()
+        budget = None if share is None else Budget(share, self.costs)
+        self.plan = Plan(patterns, options.every, budget)
+        self.could_want = patterns.wants
+        self.wants = patterns.wants  # without changes of a session, all steps want the same
         self.only_training, self.inputs = options.only_training, options.inputs
         self.active = False
         self.on = False  # whether `every` selects this step
-        self.every = options.every  # 0: idle
         self._switched: int | None = None  # what `every` will be in the next step
         self.explains = options.has_rules
         # whether no optimizer made the last step; hooks on an optimizer set it
@@ -79,17 +87,17 @@ class Observer:
             self._whole = compile_pattern(pattern, "tensors")
         self._own_step = 0  # used unless another source owns the clock
         self._current: int | None = None  # the current step, once it is known
-        self._first_step = 0
         self._pending: collections.deque[PendingRecord] = collections.deque()
         values = self._whole is not None or options.stash is not None
         self.sent = TrackedRecords(options.to)
         self._maker = ColumnMaker(self._record_of)
         self._lock = threading.RLock()  # another thread may ask for records during training
-        self.alerting = TrackedAlerts(options, self.sent, self._hand_over)
-        self._needs_values = values or self.explains or options.digests
+        self.alerting = TrackedAlerts(options, self.sent, self._hand_over, self.plan.budget)
+        self._always_values = values or self.explains or options.digests
+        self._needs_values = self._needed_values = self._always_values
         self.batch: ObservedBatch | None = None
         if not self._needs_values and summarize.kernel is not None:
-            self.batch = ObservedBatch(self._maker, self.sent.send_columns)
+            self.batch = ObservedBatch(self._maker, self.sent.send_columns, self.costs)
         self.send_columns = self.sent.send_columns  # of listeners
         made = [make(value, self) for make, value in options.made_by_rooms()]
         made += [make(self) for make in offers("track.listeners")]
@@ -107,11 +115,15 @@ class Observer:
         if first is None:
             # a second tracker of a run continues where the first one ended
             first = self.sent.run.next_step if self.sent.run is not None else 0
-        self._own_step = self._first_step = first
+        self._own_step = first
         pipeline.clock.begin(first)
         if self.batch is not None:
             pipeline.settlers.append(self.batch.hand_over)
-        self.active, self.on = True, self.every > 0
+        self.plan.restart(self.options.every, first)
+        self.active = True
+        self._begin_step()
+        if self.plan.idle and pipeline.expecting:
+            connections.connect()  # a session may switch it on
         self.alerting.begin(first)
 
     def _choose_prefix(self) -> None:
@@ -128,6 +140,7 @@ class Observer:
                 "tensortap: another model is tracked already, so the names of this one begin with "
                 "%r; tap.track(model, name=...) chooses a name", self.prefix,
             )  # fmt: skip
+        self.plan.prefix = self.prefix
         _observers.add(self)
 
     def end(self) -> None:
@@ -171,7 +184,7 @@ class Observer:
         """
         start = _now()
         pending = None
-        if self.batch is not None and stats is None:
+        if self.batch is not None and stats is None and not self._needs_values:
             memory = memory_of(value)
             if memory is not None:
                 step = self.step_number if step is None else step
@@ -182,7 +195,7 @@ class Observer:
         if explain is not None and stats is not None and stats.finite != stats.count:
             observed = observed._replace(tags={**observed.tags, **explain(stats)})
         self.add(observed, stats, pending, value, step, explain)
-        pipeline.ledger.track(_now() - start)
+        self.costs.add([observed], [_now() - start])
         return stats
 
     def fault(self, name: str, error: Exception) -> None:
@@ -195,7 +208,7 @@ class Observer:
         step = self.step_number if step is None else step
         add_all = functools.partial(self._add_all, step)
         add_one = functools.partial(self.observe, step=step)
-        summarize_together(found, add_all, add_one, self.fault)
+        summarize_together(found, add_all, add_one, self.fault, self.costs.share)
 
     def _add_all(self, step: int, found: Sequence[ObservedTensor], stats: SummaryColumns) -> None:
         if not self._needs_values:
@@ -282,6 +295,8 @@ class Observer:
     def _keeps_whole(self, record: Record) -> bool:
         if self._whole is not None and self._whole.search(record.name.removeprefix(self.prefix)):
             return True
+        if self.plan.keeps(record.kind, record.name.removeprefix(self.prefix)):
+            return True
         return self.alerting.keeps_whole(record)
 
     def settle(self, wait: bool = True) -> None:
@@ -298,6 +313,16 @@ class Observer:
                     continue
                 if record is not None:
                     self._put(record, pending.nbytes)
+
+    def takes_values(self, kind: Kind, name: str) -> bool:
+        """Return whether a name needs more than statistics: its values, or a look by rules."""
+        return self._always_values or self.plan.keeps(kind, name)
+
+    def change_rules(self, names: Sequence[str]) -> None:
+        """Have these rules look at all records from the next step on."""
+        self.alerting.change_rules(names)
+        self._always_values = bool(names) or self._needed_values
+        self.plan.changed = True
 
     def metric(self, name: str, value: float, step: int | None = None) -> None:
         """Record a number about the current step, or about another one."""
@@ -336,10 +361,18 @@ class Observer:
         # fixed now: when it is first needed, another tracker may have advanced the clock
         self._current = self._own_step if pipeline.clock.owner == _OWNER else None
         if self._switched is not None:
-            self.every, self._first_step, self._switched = self._switched, self._own_step, None
-        selected = self.every > 0 and (self._own_step - self._first_step) % self.every == 0
-        self.on = self.active and selected
+            self.plan.restart(self._switched, self._own_step)
+            self._switched = None
+        self._begin_step()
         self.alerting.end_step(self.skipped)
+
+    def _begin_step(self) -> None:
+        """Work out what this step looks at."""
+        plan = self.plan
+        plan.begin_step(self._own_step)
+        self.on = self.active and plan.on
+        self.wants = self.could_want if plan.is_plain else plan.wants
+        self._needs_values = self._always_values or plan.tensors
 
     def switch(self, every: int) -> None:
         """Select each n-th step from the next one on, or none."""

@@ -62,7 +62,10 @@ class HookObserver(Protocol):
         """Return the current training step."""
 
     def wants(self, kind: Kind, name: str) -> bool:
-        """Return whether a name of a kind is selected."""
+        """Return whether a name of a kind is selected in this step."""
+
+    def could_want(self, kind: Kind, name: str) -> bool:
+        """Return whether a name of a kind may be selected in a later step."""
 
     def observe(
         self,

@@ -11,6 +11,7 @@ from tensortap.core import rooms
 from tensortap.core.arguments import check_callable, check_count
 from tensortap.core.patterns import compile_pattern
 from tensortap.core.record import Kind
+from tensortap.rooms.track.budget import parse_budget
 
 NamePattern: TypeAlias = str | re.Pattern[str] | Mapping[str, str | re.Pattern[str]] | None
 Stash = Callable[[Any], Mapping[str, Any]]
@@ -50,6 +51,7 @@ class TrackOptions(NamedTuple):
     exclude: NamePattern = None
     kind: KindChoice = None
     every: int = 1
+    budget: str | float | None = None
     tensors: bool | str | re.Pattern[str] = False
     stash: Stash | None = None
     digests: bool = False
@@ -64,6 +66,7 @@ class TrackOptions(NamedTuple):
     def check(self) -> None:
         """Raise an error that names the first option with a wrong value."""
         check_count("every", self.every, 0)
+        parse_budget(self.budget)
         name: Any = self.name
         if name is not None and not (isinstance(name, str) and name):
             raise TypeError(f"name must be a text that is not empty, got {name!r:.80}")
@@ -75,7 +78,7 @@ class TrackOptions(NamedTuple):
             raise ValueError("on_alert needs alerts=True, or a list of rules")
         for each in self._chosen:
             if each not in ("all", INPUT):
-                _kind("kind", each)
+                kind_named("kind", each)
         if unknown := ", ".join(sorted(set(self.of_rooms) - options_of_rooms())):
             new = [f"instead of {word}, {_NEW[word]}" for word in self.of_rooms if word in _NEW]
             known = ", ".join(sorted({*self._fields[:-1], *options_of_rooms()}))
@@ -111,7 +114,7 @@ class TrackOptions(NamedTuple):
             if each == "all":
                 found.update(_TRACKED)
             else:
-                found.add(Kind.ACTIVATION if each == INPUT else _kind("kind", each))
+                found.add(Kind.ACTIVATION if each == INPUT else kind_named("kind", each))
         return frozenset(found)
 
 
@@ -130,8 +133,8 @@ class Patterns:
         kinds: Collection[Kind] = frozenset(Kind),
     ) -> None:
         self.kinds = kinds
-        self._include = _by_kind("include", include)
-        self._exclude = _by_kind("exclude", exclude)
+        self._include = _bykind_named("include", include)
+        self._exclude = _bykind_named("exclude", exclude)
         self._cache: dict[tuple[Kind, str], bool] = {}
 
     def wants(self, kind: Kind, name: str) -> bool:
@@ -148,15 +151,18 @@ class Patterns:
         return wanted
 
 
-def _by_kind(argument: str, pattern: NamePattern) -> dict[Kind, re.Pattern[str]]:
+def _bykind_named(argument: str, pattern: NamePattern) -> dict[Kind, re.Pattern[str]]:
     if pattern is None:
         return {}
     if not isinstance(pattern, Mapping):
         return dict.fromkeys(Kind, compile_pattern(pattern, argument))
-    return {_kind(argument, kind): compile_pattern(one, argument) for kind, one in pattern.items()}
+    return {
+        kind_named(argument, kind): compile_pattern(one, argument) for kind, one in pattern.items()
+    }
 
 
-def _kind(argument: str, name: object) -> Kind:
+def kind_named(argument: str, name: object) -> Kind:
+    """Return a kind that is tracked, by its name."""
     found = _KINDS.get(str(name).lower().removesuffix("s"))
     if found is None:
         known = ", ".join(sorted(_KINDS))

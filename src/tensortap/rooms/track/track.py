@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensortap.capture.pipeline import pipeline
 from tensortap.core.arguments import check_count, checked
+from tensortap.core.probes import probes
+from tensortap.core.record import Kind
 from tensortap.core.rooms import offer, offers
 from tensortap.rooms.track.observer import Observer
 from tensortap.rooms.track.options import KindChoice, NamePattern, Stash, TrackOptions
+from tensortap.rooms.track.probing import Probing
 from tensortap.values.registry import parts
 
 if TYPE_CHECKING:
@@ -29,29 +33,44 @@ _STATES = ("model_state", "optimizer_state", "grads")
 class Tracker:
     """A model that is being tracked; made by `track`, used in a ``with`` statement."""
 
-    def __init__(self, hooks: Any, observer: Observer) -> None:
+    def __init__(self, model: Any, hooks: Any, observer: Observer) -> None:
         self._hooks = hooks  # None after the end, so that the tracker keeps no model alive
         self._observer = observer
+        if observer.plan.budget is not None and hasattr(hooks, "names"):
+            observer.plan.budget.names = self._names
         self._attached = False  # hooks cost time, so an idle tracker has none
+        self._probing = Probing(model, hooks, observer)
         self._warned = False
+
+    def _names(self) -> list[tuple[Kind, str]]:
+        wanted = self._observer.could_want
+        names = [] if self._hooks is None else self._hooks.names
+        return [(kind, name) for kind, name in names if wanted(kind, name)]
 
     def __enter__(self) -> Tracker:
         if self._hooks is None:
             raise RuntimeError("this tracker has ended: call tap.track(...) again")
         self._observer.begin()
         try:
-            self._attach(self._observer.every > 0)
+            self._follow()
         except BaseException:
             self._end()
             raise
+        probes.add(self._probing)
         self._observer.report_unseen()
         return self
 
-    def _attach(self, on: bool) -> None:
-        """Install the hooks, or remove them."""
-        if on is not self._attached:
-            self._attached = on
-            self._hooks.attach() if on else self._hooks.detach()
+    def _follow(self) -> None:
+        """Have hooks where the plan looks; those that are compiled into graphs stay."""
+        plan, hooks = self._observer.plan, self._hooks
+        stays = not plan.is_plain and getattr(hooks, "in_graphs", False)
+        wanted = not plan.idle or stays
+        if wanted is not self._attached:
+            self._attached = wanted
+            hooks.attach() if wanted else hooks.detach()
+        if wanted and hasattr(hooks, "select") and (plan.changed or not plan.is_plain):
+            plan.changed = False
+            hooks.select(self._observer.takes_values)
 
     def __exit__(self, *error: object) -> None:
         try:
@@ -63,6 +82,8 @@ class Tracker:
 
     def _end(self) -> None:
         hooks, self._hooks = self._hooks, None
+        probes.remove(self._probing)
+        self._probing.close()
         try:
             if hooks is not None and self._attached:
                 hooks.detach()
@@ -80,6 +101,8 @@ class Tracker:
         if not observer.active or self._hooks is None:
             self._warn_inactive()
             return
+        start, budget = time.perf_counter_ns(), observer.plan.budget
+        looks = observer.costs.total
         named = {name: metrics.pop(name) for name in _STATES if name in metrics}
         self.log(metrics)
         try:
@@ -89,9 +112,13 @@ class Tracker:
             pipeline.fault("tracker.step", error)
         observer.advance()
         try:
-            self._attach(observer.every > 0)
+            self._follow()
+            self._probing.end_step()
         except Exception as error:
             pipeline.fault("tracker.switch", error)
+        if budget is not None:
+            now = time.perf_counter_ns()
+            budget.end_step(now, now - start - (observer.costs.total - looks))
 
     @checked
     def switch(self, every: int) -> None:
@@ -207,6 +234,7 @@ def track(
     exclude: NamePattern = None,
     kind: KindChoice = None,
     every: int = 1,
+    budget: str | float | None = None,
     tensors: bool | str | re.Pattern[str] = False,
     stash: Stash | None = None,
     digests: bool = False,
@@ -229,6 +257,8 @@ def track(
       ``"weight_gradient"``, ``"optimizer_state"`` (by default these), and ``"input"``, the tensors
       that each module is called with; ``"all"`` is everything
     - `every`: select each n-th step; with 0, nothing is recorded until `tracker.switch`
+    - `budget`: look at tensors in turns, so that it costs no more than this share of the time:
+      ``"1%"``
     - `tensors`: a pattern, or True, for tensors to keep whole
     - `stash`: a function of a tensor that returns a dict of extra statistics
     - `digests`: add a digest to every record, by which `tap.compare` tells whether tensors have the
@@ -246,7 +276,7 @@ def track(
     ``tracker.step(params, opt_state, grads)``.
     """
     observer = Observer(TrackOptions(
-        include, exclude, kind, every, tensors, stash, digests, alerts, on_alert, name, to,
+        include, exclude, kind, every, budget, tensors, stash, digests, alerts, on_alert, name, to,
         only_training, init_step, of_rooms,
     ))  # fmt: skip
     for part in parts("tensortap.rooms.track"):
@@ -254,7 +284,7 @@ def track(
         if hooks is not None:
             for wrapped in offers("track.hooks"):
                 hooks = wrapped(hooks, model, observer)
-            return Tracker(hooks, observer)
+            return Tracker(model, hooks, observer)
     if hasattr(model, "param_groups"):
         swapped = hasattr(optimizer, "forward")
         what = "model and optimizer are swapped" if swapped else "the model is missing"

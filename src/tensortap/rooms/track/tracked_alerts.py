@@ -6,6 +6,7 @@ import collections
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -15,6 +16,7 @@ from tensortap.alerts.rules import ACTIVE_RULES, Rule
 from tensortap.capture.pipeline import pipeline
 from tensortap.core import ranks
 from tensortap.core.record import Kind, Record
+from tensortap.rooms.track.budget import Budget
 from tensortap.rooms.track.options import TrackOptions
 from tensortap.rooms.track.tracked_records import TrackedRecords
 
@@ -28,13 +30,19 @@ class TrackedAlerts:
     """
 
     def __init__(
-        self, options: TrackOptions, records: TrackedRecords, hand_over: Callable[[], None]
+        self,
+        options: TrackOptions,
+        records: TrackedRecords,
+        hand_over: Callable[[], None],
+        budget: Budget | None = None,
     ) -> None:
         self.alerts: collections.deque[Alert] = collections.deque(maxlen=1000)
         self.hints: collections.deque[Alert] = collections.deque(maxlen=1000)
         self._records, self._hand_over = records, hand_over
         self._reported: set[tuple[str, str]] = set()  # rules and names
         self._monitor: AlertMonitor | None = None
+        self._on_alert = options.on_alert
+        self.budget = budget
         if options.has_rules:
             self._monitor = AlertMonitor(options.alerts, on_alert=options.on_alert)
 
@@ -42,6 +50,10 @@ class TrackedAlerts:
     def rules(self) -> Sequence[Rule]:
         """The rules that look at records and steps."""
         return self._monitor.rules if self._monitor is not None else ()
+
+    def change_rules(self, names: Sequence[Any]) -> None:
+        """Use these rules from now on; raise if one is unknown."""
+        self._monitor = AlertMonitor(list(names), on_alert=self._on_alert) if names else None
 
     def begin(self, step: int) -> None:
         """Record which rules there are."""
@@ -100,6 +112,8 @@ class TrackedAlerts:
 
     def _record(self, alert: Alert, world_size: int) -> None:
         (self.hints if alert.severity == HINT else self.alerts).append(alert)
+        if self.budget is not None and alert.severity != HINT:
+            self.budget.lift(alert.name, alert.step)
         self._hand_over()
         seq, now = pipeline.next_seq(), time.time_ns()
         record = record_of(alert, seq=seq, time_ns=now, world_size=world_size)

@@ -87,7 +87,7 @@ class TargetObserver:
         self.fault = pipeline.fault
         patterns = Patterns(selection.include, selection.exclude, frozenset(_KINDS[selection.kind]))
         self.kinds = patterns.kinds
-        self.wants = patterns.wants
+        self.wants = self.could_want = patterns.wants
 
     @property
     def active(self) -> bool:

@@ -13,6 +13,7 @@
 typedef struct {
     PyObject *key;  /* of the caller */
     long long time; /* when the array was seen, in nanoseconds since 1970 */
+    long long spent; /* nanoseconds of the training thread */
 } Seen;
 
 typedef struct {
@@ -20,7 +21,6 @@ typedef struct {
     size_t n, room;
     Seen *seen;
     Kept *kept;
-    long long spent;  /* nanoseconds */
     long long number; /* of the last result, counted from 1 and never reset */
     long long step;   /* of the caller */
     long long kernel; /* nanoseconds in the kernel, never reset */
@@ -52,9 +52,9 @@ static int provide_room(SummaryBatch *self)
 static long long note(SummaryBatch *self, PyObject *key, long long start)
 {
     Seen *seen = &self->seen[self->n++];
-    *seen = (Seen){Py_NewRef(key), now_ns(CLOCK_REALTIME)};
+    *seen = (Seen){Py_NewRef(key), now_ns(CLOCK_REALTIME), 0};
     self->due = self->n >= FULL || seen->time - self->seen[0].time > OLD;
-    self->spent += now_ns(CLOCK_MONOTONIC) - start;
+    seen->spent = now_ns(CLOCK_MONOTONIC) - start;
     return ++self->number;
 }
 
@@ -134,7 +134,7 @@ static void clear(SummaryBatch *self)
 {
     size_t n = self->n;
     self->n = 0; /* before anything that could call this again */
-    self->spent = self->due = 0;
+    self->due = 0;
     for (size_t i = 0; i < n; i++)
         if (self->kept[i].bin != self->kept[i].few)
             free(self->kept[i].bin);
@@ -142,29 +142,37 @@ static void clear(SummaryBatch *self)
         Py_DECREF(self->seen[i].key);
 }
 
-/* take() -> (keys, times, spent, columns): give everything back and begin anew */
+/* take() -> (keys, times, spent, columns): give everything back and begin anew; `spent` has the
+ * nanoseconds that each array took */
 static PyObject *batch_take(SummaryBatch *self, PyObject *unused)
 {
     (void)unused;
     Py_ssize_t n = (Py_ssize_t)self->n;
     Many many = {NULL, self->kept, self->n, 0};
-    PyObject *keys = PyList_New(n), *times = PyList_New(n), *columns = as_columns(&many);
-    if (keys == NULL || times == NULL || columns == NULL)
+    PyObject *keys = PyList_New(n), *times = PyList_New(n), *spent = PyList_New(n);
+    PyObject *columns = as_columns(&many);
+    if (keys == NULL || times == NULL || spent == NULL || columns == NULL)
         goto error;
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *time = PyLong_FromLongLong(self->seen[i].time);
-        if (time == NULL)
+        PyObject *cost = PyLong_FromLongLong(self->seen[i].spent);
+        if (time == NULL || cost == NULL) {
+            Py_XDECREF(time);
+            Py_XDECREF(cost);
             goto error;
+        }
         PyList_SET_ITEM(times, i, time);
+        PyList_SET_ITEM(spent, i, cost);
         PyList_SET_ITEM(keys, i, Py_NewRef(self->seen[i].key));
     }
-    PyObject *taken = Py_BuildValue("(NNLN)", keys, times, self->spent, columns);
+    PyObject *taken = Py_BuildValue("(NNNN)", keys, times, spent, columns);
     if (taken != NULL)
         clear(self);
     return taken;
 error:
     Py_XDECREF(keys);
     Py_XDECREF(times);
+    Py_XDECREF(spent);
     Py_XDECREF(columns);
     return NULL;
 }

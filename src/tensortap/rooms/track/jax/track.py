@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensortap.capture.pipeline import pipeline
 from tensortap.core.record import Kind
 from tensortap.rooms.track.jax.device_stats import can_reduce, pack, summary_at
 from tensortap.rooms.track.jax.intercept import Intercept, Observation
@@ -84,6 +83,8 @@ class JaxTracking:
         try:
             calls = dict(self._calls)
             for seen, pending, _ in observations:
+                if not self.observer.wants(seen.kind, seen.name):
+                    continue  # a session has switched it off in this step
                 key = seen.kind, seen.name
                 call = seen.call + self._calls.get(key, 0)
                 calls[key] = max(calls.get(key, 0), call + 1)
@@ -103,7 +104,7 @@ class JaxTracking:
     ) -> None:
         start = time.perf_counter_ns()
         self.observer.add(seen, None, pending, array, step)
-        pipeline.ledger.track(time.perf_counter_ns() - start)
+        self.observer.costs.add([seen], [time.perf_counter_ns() - start])
 
     def end_step(self, *states: Any, **named: Any) -> None:
         """Record the states after a step."""

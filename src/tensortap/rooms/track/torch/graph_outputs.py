@@ -82,6 +82,7 @@ class GraphProbe:
         self._cls = cls
         self._wanted = wanted
         self._expected: dict[str, ExpectedGradients] = {}  # by path
+        self.runs = False  # whether a graph with it has run
         gradient = graphs.probe(self._on_gradient) if wanted.gradient else None
         self.tensors = GraphTensors(graphs.probe(self._on_output), gradient)
 
@@ -95,6 +96,7 @@ class GraphProbe:
         self._expected.clear()
 
     def _on_output(self, values: list[torch.Tensor], note: str) -> None:
+        self.runs = True
         if self._hooks.observer.capturing:
             try:
                 self._observe(values, *_parts(note))
@@ -108,6 +110,9 @@ class GraphProbe:
             return
         (step, call, activation, gradient), tags = counted
         name, cls, hooks = self.name, self._cls, self._hooks
+        wants = hooks.observer.wants  # a session may have switched it off in this step
+        activation = activation and wants(Kind.ACTIVATION, name)
+        gradient = gradient and wants(Kind.GRADIENT, name)
         for path, tensor in zip(paths, values, strict=True):
             own_tags = {**tags, "module": name} if path else tags
             if activation:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +44,14 @@ class ModuleCall(NamedTuple):
     gradient: bool
 
 
+class _Hooked(NamedTuple):
+    """The hooks on one module, and what they were made for."""
+
+    wanted: tuple[ModuleCall, bool]
+    probe: GraphProbe
+    undo: list[Callable[[], object]]
+
+
 class OutputHooks:
     """Hooks on every module of a model; `title` is a prefix of their names."""
 
@@ -52,7 +60,8 @@ class OutputHooks:
         self.observer = observer
         self.title = title
         self._undo: list[Callable[[], None]] = []
-        self._graph_probes: list[GraphProbe] = []
+        self._modules: dict[str, torch.nn.Module] = {}
+        self._hooked: dict[str, _Hooked] = {}
         self._calls: dict[tuple[str, int], int] = {}  # by name and first call
         self._recomputable: dict[str, list[int]] = {}  # calls that a checkpoint may repeat
         self.origins = Origins(root) if observer.explains else None
@@ -85,43 +94,98 @@ class OutputHooks:
         forget = functools.partial(internals.forget_graphs, OBSERVED, self.root)
         forget(begins=True)
         self._undo.append(functools.partial(forget, begins=False))
-        for i, (name, module) in enumerate(Names(self.root).modules()):
-            if self.title:  # the model itself comes first
-                name = f"{self.title}.{name}" if i else self.title
-            if not i:
-                self._root_name = name
-            self._attach_module(module, name)
+        self._modules = self.modules()
+        self._root_name = next(iter(self._modules), self.title)
+        # a graph gets every hook that may be wanted later: one more would compile it anew
+        self._select(self.observer.could_want if self.is_compiled else self.observer.wants)
 
-    def _attach_module(self, module: torch.nn.Module, name: str) -> None:
-        activation = self.observer.wants(Kind.ACTIVATION, name)
-        gradient = self.observer.wants(Kind.GRADIENT, name)
-        if (activation or gradient) and isinstance(module, torch.jit.ScriptModule):
-            self.observer.unseen[name] = _SCRIPTED
-        elif activation or gradient:
-            cls = type_name(unwrapped(module))
+    @property
+    def is_compiled(self) -> bool:
+        """Return whether graphs of the model exist, or will."""
+        if internals.compiled_modules(self.root):
+            return True
+        return internals.compiler_is_loaded() and internals.may_have_graphs(self.root)
+
+    def modules(self) -> dict[str, torch.nn.Module]:
+        """Return the modules by name; the model itself comes first."""
+        found = list(Names(self.root).modules())
+        if not self.title:
+            return dict(found)
+        names = [self.title, *(f"{self.title}.{name}" for name, _ in found[1:])]
+        return dict(zip(names, [module for _, module in found], strict=True))
+
+    def select(
+        self, whole: Callable[[Kind, str], bool], chosen: Iterable[str] | None = None
+    ) -> None:
+        """Hook the modules that this step wants, and no others; `whole` are to be kept whole.
+
+        `chosen` are those that it may want, if that is known.
+        Compiled graphs keep their hooks, and ask when they run: without one they would be compiled
+        anew.
+        """
+        names = None if chosen is None else {*self._hooked, *chosen}
+        self._select(self.observer.wants, whole, names)
+
+    def _select(
+        self,
+        wants: Callable[[Kind, str], bool],
+        whole: Callable[[Kind, str], bool] = lambda kind, name: False,
+        names: Iterable[str] | None = None,
+    ) -> None:
+        for name in list(self._modules) if names is None else names:
+            module, known = self._modules[name], self._hooked.get(name)
+            if known is not None and known.probe.runs:
+                continue
+            activation, gradient = wants(Kind.ACTIVATION, name), wants(Kind.GRADIENT, name)
             wanted = ModuleCall(0, 0, activation, gradient)
-            hook = self._hook(module, name, cls, wanted)
-            probe = GraphProbe(self, name, cls, wanted)
-            self._graph_probes.append(probe)
-            own = module.parameters(recurse=False) if self._layouts.mesh else ()
-            if any(hasattr(parameter, "device_mesh") for parameter in own):
-                note = functools.partial(self._on_computed, name)
-                self._undo.append(hook_module(module, ModuleHook(note), prepend=True))
-            if self.observer.inputs and activation:
-                note = functools.partial(self._on_inputs, name, cls)
-                undo = hook_module(module, ModuleHook(note), before=True, with_kwargs=True)
-                self._undo.append(undo)
-            both = ModuleHook(hook, insert, probe.tensors)
-            self._undo.append(hook_module(module, both, with_kwargs=True))
-            if _needs_call(module):
-                self._uncalled[name] = module
+            slowly = whole(Kind.ACTIVATION, name) or whole(Kind.GRADIENT, name)
+            if known is None or known.wanted != (wanted, slowly):
+                self._unhook(name)
+                if activation or gradient:
+                    self._hook_module(name, module, wanted, slowly)
+
+    def _hook_module(
+        self, name: str, module: torch.nn.Module, wanted: ModuleCall, slowly: bool
+    ) -> None:
+        if isinstance(module, torch.jit.ScriptModule):
+            self.observer.unseen[name] = _SCRIPTED
+            return
+        cls = type_name(unwrapped(module))
+        hook = self._hook(module, name, cls, wanted, slowly)
+        probe = GraphProbe(self, name, cls, wanted)
+        hooked = self._hooked[name] = _Hooked((wanted, slowly), probe, [])
+        own = module.parameters(recurse=False) if self._layouts.mesh else ()
+        if any(hasattr(parameter, "device_mesh") for parameter in own):
+            note = functools.partial(self._on_computed, name)
+            hooked.undo.append(hook_module(module, ModuleHook(note), prepend=True))
+        if self.observer.inputs and wanted.activation:
+            note = functools.partial(self._on_inputs, name, cls)
+            undo = hook_module(module, ModuleHook(note), before=True, with_kwargs=True)
+            hooked.undo.append(undo)
+        both = ModuleHook(hook, insert, probe.tensors)
+        hooked.undo.append(hook_module(module, both, with_kwargs=True))
+        if _needs_call(module):
+            self._uncalled[name] = module
+
+    def _unhook(self, name: str) -> None:
+        hooked = self._hooked.pop(name, None)
+        if hooked is not None:
+            for undo in reversed(hooked.undo):
+                undo()
+            hooked.probe.close()
+            self._uncalled.pop(name, None)
+
+    @property
+    def in_graphs(self) -> bool:
+        """Return whether hooks were compiled into graphs, which have run."""
+        return any(hooked.probe.runs for hooked in self._hooked.values())
 
     def _hook(
-        self, module: torch.nn.Module, name: str, cls: str, wanted: ModuleCall
+        self, module: torch.nn.Module, name: str, cls: str, wanted: ModuleCall, slowly: bool
     ) -> Callable[..., Any]:
         """Return a hook on the output of a module: one in C, if most outputs may be plain."""
         general = functools.partial(self._on_output, name, cls, wanted, module)
-        if self._context is None or module is self._stage_root:
+        if self._context is None or module is self._stage_root or slowly:
             return general
         output, gradient = (
             stats.kernel.TensorDescription(self.descriptions.of, name, kind, cls)
@@ -144,10 +208,10 @@ class OutputHooks:
             self._layouts.computed(name, output)
 
     def detach(self) -> None:
+        for name in list(self._hooked):
+            self._unhook(name)
         while self._undo:
             self._undo.pop()()
-        while self._graph_probes:
-            self._graph_probes.pop().close()
         self._gradients.end_step()
         self._uncalled.clear()
 
@@ -169,8 +233,8 @@ class OutputHooks:
         self._layouts.end_step()
         self._recomputable.clear()
         self._gradients.end_step()
-        for probe in self._graph_probes:
-            probe.end_step()
+        for hooked in self._hooked.values():
+            hooked.probe.end_step()
         if self.origins is not None:
             self.origins.end_step()
 
@@ -251,6 +315,8 @@ class OutputHooks:
         if counted is None:
             return
         step, call, activation, gradient = counted
+        activation = activation and observer.wants(Kind.ACTIVATION, name)
+        gradient = gradient and observer.wants(Kind.GRADIENT, name)
         origins, explain = None if again else self.origins, None
         if origins is not None:
             origins.called(name, inputs)

@@ -6,7 +6,7 @@ import functools
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -72,6 +72,30 @@ class ModelHooks:
         for hooks in self._listening:
             self._guarded(hooks.attach)
 
+    @property
+    def names(self) -> Iterator[tuple[Kind, str]]:
+        """Yield what can be looked at; another thread may ask for it, attached or not."""
+        for name in self._outputs.modules():
+            yield from ((Kind.ACTIVATION, name), (Kind.GRADIENT, name))
+        yield from self._parameters.names
+
+    @property
+    def in_graphs(self) -> bool:
+        """Return whether hooks were compiled into graphs."""
+        return self._outputs.in_graphs
+
+    @property
+    def is_compiled(self) -> bool:
+        """Return whether new hooks make torch compile the model anew."""
+        return self._outputs.is_compiled
+
+    def select(self, whole: Callable[[Kind, str], bool]) -> None:
+        """Hook what this step looks at, and no more."""
+        plan = self._observer.plan
+        chosen = [plan.chosen(kind) for kind in (Kind.ACTIVATION, Kind.GRADIENT)]
+        names = None if None in chosen else [name for each in chosen for name in each or ()]
+        self._outputs.select(whole, names)
+
     def detach(self) -> None:
         try:
             self._outputs.detach()
@@ -133,7 +157,7 @@ class ParameterHooks:
         for name, parameter in self._parameters.items():
             if not parameter.requires_grad or not has_values(parameter):
                 continue
-            if self.observer.wants(Kind.WEIGHT_GRADIENT, name):
+            if self.observer.could_want(Kind.WEIGHT_GRADIENT, name):
                 missed = functools.partial(self.observer.unseen.__setitem__, name)
                 hook = BreakingHook(functools.partial(self._on_accumulated, name), missed)
                 handle = parameter.register_post_accumulate_grad_hook(hook)
@@ -185,6 +209,15 @@ class ParameterHooks:
             self._name_parameters()
         return self._parameters
 
+    @property
+    def names(self) -> Iterator[tuple[Kind, str]]:
+        """Yield what can be looked at of parameters."""
+        found = list(Names(self.root).parameters())
+        for kind in (Kind.WEIGHT, Kind.WEIGHT_GRADIENT):
+            yield from ((kind, name) for name, _ in found)
+        for label, _ in list(self._state_tags.values()):
+            yield Kind.OPTIMISER_STATE, label
+
     def _name_parameters(self) -> None:
         """Look up the parameters again: lazy ones and adapters come and go."""
         paths = {
@@ -234,6 +267,8 @@ class ParameterHooks:
         closure = any(callable(argument) for argument in (*args[1:], *kwargs.values()))
         if closure is not after:
             return
+        if self.observer.plan.chosen(Kind.WEIGHT_GRADIENT) == []:
+            return
         for index, parameter in enumerate(parameters_of(optimizer)):
             if parameter.grad is not None:
                 name = self._name_of(parameter, number, index)
@@ -278,7 +313,7 @@ class ParameterHooks:
     def _observe_late_gradients(self) -> None:
         """Observe gradients that no optimizer step has shown: as they are, or as they were last."""
         zeroed = 0
-        for name, parameter in self._parameters.items():
+        for name, parameter in self._chosen(Kind.WEIGHT_GRADIENT):
             gradient = parameter.grad
             if self._gradients.was_observed(name):
                 continue
@@ -319,11 +354,13 @@ class ParameterHooks:
                 self.observer.unseen["weight gradients"] = _COPIES.format(self._copies)
         if Kind.WEIGHT in kinds:
             self._observe_weights({})
-        if Kind.OPTIMISER_STATE in kinds:
+        if Kind.OPTIMISER_STATE in kinds and (
+            not self._state_tags or self.observer.plan.chosen(Kind.OPTIMISER_STATE) != []
+        ):
             self._observe_state()
 
     def _observe_weights(self, tags: dict[str, str]) -> None:
-        for name, parameter in self._parameters.items():
+        for name, parameter in self._chosen(Kind.WEIGHT):
             if not self.observer.wants(Kind.WEIGHT, name):
                 continue
             if not has_values(parameter):
@@ -331,6 +368,13 @@ class ParameterHooks:
                     self.observer.unseen[name] = _LAZY
             else:
                 self._observe(name, Kind.WEIGHT, parameter, {**self._tags(name), **tags})
+
+    def _chosen(self, kind: Kind) -> list[tuple[str, torch.nn.Parameter]]:
+        """Return the parameters to look through: all, or those that a budget has chosen."""
+        chosen = self.observer.plan.chosen(kind)
+        if chosen is None:
+            return list(self._parameters.items())
+        return [(name, self._parameters[name]) for name in chosen if name in self._parameters]
 
     def _observe_initial(self) -> None:
         """Observe the weights before the first update, as of the step before it."""

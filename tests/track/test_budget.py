@@ -1,0 +1,99 @@
+"""A budget: every tensor is seen, in turns, and what was not looked at has no record."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import tensortap as tap
+from tensortap.core.record import Kind
+from tensortap.rooms.track.batches import Costs
+from tensortap.rooms.track.budget import Budget, parse_budget
+
+
+def simulated(share, costs_ns, steps, step_ns=10_000_000):
+    """Steps whose looks cost what is said, by a clock of its own; what each step looked at."""
+    costs = Costs()
+    budget = Budget(share, costs)
+    keys = {(Kind.WEIGHT, name): cost for name, cost in costs_ns.items()}
+    budget.names = lambda: keys
+    now, spent, seen = 1, 0, []
+    for step in range(steps):
+        budget.begin_step(step)
+        cost = sum(keys[key] for key in budget.chosen)
+        for key in budget.chosen:
+            entry = costs.setdefault(key, [0, 0])
+            entry[0] += 1
+            entry[1] += keys[key]
+        costs.total += cost
+        spent += cost
+        now += step_ns + cost
+        budget.end_step(now, 0)
+        seen.append([name for _, name in budget.chosen])
+    return spent / (steps * step_ns), seen
+
+
+@pytest.mark.parametrize("share", [0.01, 0.05])
+def test_the_cost_stays_within_the_share(share):
+    costs = {f"w{i}": 20_000 + 7_000 * i for i in range(50)}
+    spent, seen = simulated(share, costs, 2000)
+    assert 0.8 * share < spent <= 1.02 * share
+    counts = [sum(name in step for step in seen) for name in costs]
+    assert max(counts) - min(counts) <= 1  # those that were seen longest ago come first
+
+
+def test_a_look_that_costs_more_than_a_step_earns_waits_for_more_steps():
+    spent, seen = simulated(0.01, {"huge": 3_000_000, "small": 10_000}, 2000)
+    assert sum("huge" in step for step in seen) > 3
+    assert spent <= 0.0102 + 0.0002
+
+
+def test_shares():
+    assert parse_budget("2.5%") == 0.025
+    for wrong in ("0", "-1%", "fast", 2, "200%"):
+        with pytest.raises(ValueError, match="budget must be a share"):
+            parse_budget(wrong)
+
+
+def test_the_environment_sets_it(monkeypatch):
+    monkeypatch.setenv("TENSORTAP_BUDGET", "3%")
+    assert tap.track(nn.Linear(1, 1))._observer.plan.budget.share == 0.03
+
+
+def train(steps, **options):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+    optimizer = torch.optim.Adam(net.parameters())
+    with tap.track(net, optimizer, **options) as tracker:
+        for step in range(steps):
+            optimizer.zero_grad()
+            net(torch.ones(3, 4)).square().mean().backward()
+            optimizer.step()
+            time.sleep(0.002)
+            tracker.step(loss=step)
+    return tracker, [p.detach().clone() for p in net.parameters()]
+
+
+def test_every_tensor_is_seen_and_none_in_every_step():
+    tracker, bits = train(150, budget="20%")
+    everything, plain = train(2)[0], train(150)[1]
+    names = {(r.kind, r.name) for r in everything.records}
+    seen = [(r.kind, r.name) for r in tracker.records if r.step >= 0]
+    assert names <= set(seen)
+    assert len(seen) < 150 * len(names)
+    assert [r.step for r in tracker.records if r.kind is Kind.METRIC] == list(range(150))
+    assert all(torch.equal(a, b) for a, b in zip(bits, plain, strict=True))
+
+
+def test_an_alert_lifts_the_budget_for_its_module():
+    budget = Budget(1e-9, Costs())
+    budget.names = lambda: [(Kind.WEIGHT, "a.weight"), (Kind.ACTIVATION, "a"), (Kind.WEIGHT, "b")]
+    assert not budget.begin_step(0)
+    budget.lift("a", 0)
+    for step in (1, 2, 3):
+        assert budget.begin_step(step)
+        assert set(budget.chosen) == {(Kind.WEIGHT, "a.weight"), (Kind.ACTIVATION, "a")}
+    assert not budget.begin_step(4)
