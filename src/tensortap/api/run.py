@@ -131,12 +131,6 @@ class Run(Values):
         windows: int = offer("run.compact")(self.reader, executor)
         return windows
 
-    @checked
-    def export(self, target: str | Path, *, names: str | None = None) -> int:
-        """Write the run to ``.npz``, ``.parquet`` or a folder; return how many records."""
-        records: int = offer("run.export")(self, target, names=names)
-        return records
-
     def dataset(self) -> ds.Dataset:
         """Return the records as a `pyarrow.dataset.Dataset`, one row each, as they are now.
 
