@@ -11,7 +11,7 @@ from torch import nn
 import tensortap as tap
 from tensortap.core.errors import TensortapError
 from tensortap.rooms.blackbox.explaining import DATA, DETERMINISTIC, FINITE
-from tensortap.rooms.blackbox.torch_held import HeldTensor
+from tensortap.rooms.blackbox.torch import HeldTensor
 from tensortap.rooms.track.observing import tensors_in
 
 

@@ -8,17 +8,18 @@ import pytest
 
 from tensortap.core.record import Kind, Number, Summary, TensorData
 from tensortap.rooms.figures.reals import reals, shrink
-from tensortap.rooms.films.colors import (
+from tensortap.rooms.films.frames import Painter, mode_for
+from tensortap.rooms.films.pictures import FrameContent
+from tensortap.rooms.films.style import (
+    MODES,
     NAN_COLOR,
     NEGINF_COLOR,
     POSINF_COLOR,
     SEQUENTIAL,
     THEMES,
+    Style,
     color_table,
 )
-from tensortap.rooms.films.frames import Painter, mode_for
-from tensortap.rooms.films.pictures import FrameContent
-from tensortap.rooms.films.style import MODES, Style
 from tests.films.filming import draw, near, record
 
 RNG = np.random.default_rng(0)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensortap.rooms.figures.reals import counts_of
-from tensortap.rooms.films.colors import THEMES
+from tensortap.rooms.films.style import THEMES
 from tests.films.filming import draw, near
 
 ACCENT = THEMES["dark"].accent

@@ -32,7 +32,7 @@ def film(
     ),
 ) -> None:  # fmt: skip
     """Film the tensors that a run holds under one name."""
-    from tensortap.rooms.films.film import film as make
+    from tensortap.rooms.films.recorder import film as make
     from tensortap.runs.run_reader import RunReader
 
     with progress_bar("filming") as progress:

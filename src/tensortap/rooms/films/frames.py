@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.core.record import Record
-from tensortap.rooms.films.canvas import Canvas, fitted
-from tensortap.rooms.films.legend import draw_heading, draw_statistics
+from tensortap.rooms.films.canvas import Canvas, draw_heading, draw_statistics, fitted
 from tensortap.rooms.films.pictures import (
     FrameContent,
     HistogramPicture,

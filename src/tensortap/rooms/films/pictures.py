@@ -11,25 +11,22 @@ from numpy.typing import NDArray
 
 from tensortap.core.record import Record, Summary, TensorData
 from tensortap.rooms.figures.reals import Range, counts_of, shares_of, shrink
-from tensortap.rooms.films.canvas import Canvas
-from tensortap.rooms.films.colors import (
+from tensortap.rooms.films.canvas import Canvas, draw_cell_axes, draw_color_bar, draw_plot_axes
+from tensortap.rooms.films.style import (
     DIVERGING,
     NAN,
     NEGINF,
     POSINF,
     SEQUENTIAL,
     STEPS,
-    color_table,
-    pixel_table,
-)
-from tensortap.rooms.films.legend import draw_cell_axes, draw_color_bar, draw_plot_axes
-from tensortap.rooms.films.style import (
     Box,
     FrameLayout,
     RangeFollower,
     Style,
     Ticks,
     as_shares,
+    color_table,
+    pixel_table,
     ticks,
 )
 from tensortap.runs.reader import value_of

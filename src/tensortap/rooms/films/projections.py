@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 
 from tensortap.core.errors import MissingExtra
 from tensortap.rooms.figures.reals import reals
-from tensortap.rooms.films.canvas import Canvas
-from tensortap.rooms.films.colors import SEQUENTIAL, STEPS, color_table
-from tensortap.rooms.films.legend import draw_plot_axes
+from tensortap.rooms.films.canvas import Canvas, draw_plot_axes
 from tensortap.rooms.films.pictures import FrameContent, Picture
 from tensortap.rooms.films.style import (
     SEED,
+    SEQUENTIAL,
+    STEPS,
     FrameLayout,
     RangeFollower,
     Style,
     as_shares,
+    color_table,
     ticks,
 )
 

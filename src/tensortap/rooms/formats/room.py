@@ -7,5 +7,5 @@ from tensortap.rooms import Room
 ROOM = Room(
     name="formats",
     needs=("logframe",),
-    offers={"run.formats": "tensortap.rooms.formats.frames:formats_of"},
+    offers={"run.formats": "tensortap.rooms.formats.losses:formats_of"},
 )

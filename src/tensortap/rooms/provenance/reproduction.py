@@ -31,8 +31,7 @@ from pathlib import Path
 from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.files import CorruptFile, contained, folder_mode, read_small, restrict
 from tensortap.core.limits import format_size
-from tensortap.rooms.provenance.gitcmd import Git, GitFailed
-from tensortap.rooms.provenance.patch import MAX_PATCH
+from tensortap.rooms.provenance.git import MAX_PATCH, Git, GitFailed
 from tensortap.rooms.provenance.redact import HIDDEN
 from tensortap.rooms.provenance.stored import (
     StoredGit,

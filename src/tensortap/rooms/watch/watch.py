@@ -14,7 +14,7 @@ from tensortap.core.errors import NotFound
 from tensortap.core.record import Record
 from tensortap.core.settings import buffer_size
 from tensortap.rooms.track.options import NamePattern
-from tensortap.rooms.watch.launch import Task, with_start_method
+from tensortap.rooms.watch.sink import Task, with_start_method
 from tensortap.rooms.watch.watch_observer import Transform, WatchSelection
 from tensortap.rooms.watch.watcher import Watcher
 

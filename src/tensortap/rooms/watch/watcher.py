@@ -21,8 +21,7 @@ from tensortap.core.limits import format_size
 from tensortap.core.record import Kind
 from tensortap.rooms.track.observing import Observed
 from tensortap.rooms.track.options import NamePattern
-from tensortap.rooms.watch.launch import Task
-from tensortap.rooms.watch.sink import WorkerSink, memory_left, needed_memory
+from tensortap.rooms.watch.sink import Task, WorkerSink, memory_left, needed_memory
 from tensortap.rooms.watch.watch_observer import (
     ROOM,
     RateLimit,
