@@ -221,8 +221,7 @@ class Run(Values):
         """Return what each tensor would lose in a format (``"float8_e4m3fn"``), and its best scale.
 
         By default for the latest step of each tensor; `step` is another one, or ``"all"``. All
-        ranks and calls of a step count together. `name` is a regular expression. Block
-        formats need values: see `tap.viz.quantize_error`.
+        ranks and calls of a step count together. `name` is a regular expression.
         """
         need_pandas("run.formats()")
         table = self.table(compute=compute)

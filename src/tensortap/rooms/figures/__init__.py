@@ -25,13 +25,11 @@ if TYPE_CHECKING:
         tensor,
         training,
     )
-    from tensortap.rooms.formats.blocks import quantize_error
     from tensortap.rooms.logframe.read import read_logframe, validate_logframe
 
 __all__ = [
     "exp_hist",
     "interactive",
-    "quantize_error",
     "read_logframe",
     "report",
     "save",
@@ -47,7 +45,6 @@ __getattr__ = lazy(
     {
         "exp_hist": "tensortap.rooms.figures.plots:exp_hist",
         "interactive": "tensortap.rooms.figures.interaction:interactive",
-        "quantize_error": "tensortap.rooms.formats.blocks:quantize_error",
         "read_logframe": "tensortap.rooms.logframe.read:read_logframe",
         "report": "tensortap.rooms.figures.plots:report",
         "save": "tensortap.rooms.figures.plots:save",

@@ -19,7 +19,6 @@ from tensortap.core.dtypes import DTYPES
 from tensortap.core.errors import NotFound
 from tensortap.core.patterns import compile_pattern
 from tensortap.core.record import Kind
-from tensortap.rooms.formats.blocks import BLOCK_FORMATS
 from tensortap.rooms.logframe.frame import layer_names, rows_with_statistics, tensor_types
 from tensortap.table.columns import Exponents
 from tensortap.table.kinds import need_pandas, tensor_type
@@ -215,8 +214,6 @@ def formats_of(
     need_pandas("run.formats()")
     import pandas as pd
 
-    if dtype in BLOCK_FORMATS:
-        raise NotFound(f"{dtype} needs values: tap.viz.quantize_error(run.get(name), {dtype!r})")
     target = limits(dtype)
     keys, rows = _chosen_rows(table, name, kind, step)
     groups = keys.groupby(["name", "tensor_type", "step"], sort=False)

@@ -1,4 +1,4 @@
-"""Formats: what tensors would lose in another number format, from exponents or from values."""
+"""Formats: what tensors would lose in another number format, from their exponents."""
 
 from __future__ import annotations
 
