@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from tensortap.capture.pipeline import pipeline
 from tensortap.rooms.trace.collect import ValueCollector
-from tensortap.rooms.trace.paths import ANY, MANY, follow, join, nearest, parts
+from tensortap.rooms.trace.paths import ANY, follow, join, nearest, parts
 from tensortap.rooms.trace.resolve import LocalProbe, TracedFunction
 from tensortap.rooms.trace.results import Iteration
 from tensortap.rooms.trace.rewrite import ProbeSpec
@@ -192,7 +192,7 @@ class TracedCall:
         kept: set[str] | None = set() if len(probes) > 1 else None
         for probe in probes:
             inside = probe.inside
-            if part is None or (inside and (part == ANY or inside[0] in (ANY, MANY, part))):
+            if part is None or (inside and (part == ANY or inside[0] in (ANY, part))):
                 self._take(probe, value, kept)
 
     def result(self, value: Any) -> None:

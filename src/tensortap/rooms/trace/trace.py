@@ -16,7 +16,7 @@ from tensortap.core.errors import TensortapError
 from tensortap.rooms.trace import instrument
 from tensortap.rooms.trace.collect import Callback, TraceOptions, ValueCollector
 from tensortap.rooms.trace.listener import IN_GRAPH, FunctionListener, IterationCounter
-from tensortap.rooms.trace.paths import ANY, MANY, join, parse
+from tensortap.rooms.trace.paths import ANY, join, parse
 from tensortap.rooms.trace.resolve import LocalProbe, NoSource, Resolver, TracedFunction, items
 from tensortap.rooms.trace.results import TraceResults
 from tensortap.values.registry import parts
@@ -100,7 +100,7 @@ class Tracer:
             name = listener.traced.function.__qualname__
             message = f"cannot trace {path!r}: the source of {name} is needed, but {error}"
             pattern = self._segments[self._patterns[probe]]
-            if ANY not in pattern and MANY not in pattern:
+            if ANY not in pattern:
                 raise NoSource(message) from None
             self._report(path, message)
 
@@ -224,7 +224,7 @@ def trace(
 
     `model` is a model, any object, or a function. A path consists of modules, a function, a
     name in it, and attributes, keys and indices of its value; a function or module alone stands
-    for what it returns. ``*`` stands for one segment, ``**`` for any number.
+    for what it returns. ``*`` stands for one segment.
 
     `every` selects each n-th iteration (call of the model), `mode` "train", "eval" or "both".
     `changed` skips a value that equals the last one kept. Every `gathering_interval` iterations,
