@@ -61,7 +61,8 @@ def test_a_program_that_raises_has_crashed(tmp_path):
 
 
 def test_figures_are_those_of_viz(client, runs):
-    from tensortap.rooms.figures.figures import heatmap_figure, lines_figure
+    from tensortap.rooms.figures.figures.heatmap import heatmap_figure
+    from tensortap.rooms.figures.figures.lines import lines_figure
     from tensortap.table.table import table_of
 
     table = table_of(tap.open(runs / "a"))

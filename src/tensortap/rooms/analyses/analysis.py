@@ -192,14 +192,12 @@ class Analyses:
         )
 
     def attach(self, model: Any, title: str, replicas: int) -> None:
-        """Begin with a model."""
         unseen = self._observer.unseen
         for name, family in self._families.items():
             give = functools.partial(self._give, name)
             self._analyses[name] = family(give, unseen, model, title, replicas)
 
     def tell(self, event: str, *what: Any) -> None:
-        """Tell all analyses what has happened."""
         start = time.perf_counter_ns()
         for name, analysis in self._analyses.items():
             try:

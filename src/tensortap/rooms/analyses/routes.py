@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tensortap.core.record import Kind
 from tensortap.page.responses import PageRequest, PageRoute
-from tensortap.rooms.figures.figures import sparkline
+from tensortap.rooms.figures.figures.training import sparkline
 from tensortap.rooms.figures.routes import searched, table_and_rank
 from tensortap.table.table import Table, locked
 from tensortap.text.tensors import number

@@ -16,15 +16,12 @@ import plotly.graph_objects as go
 
 from tensortap.core.errors import NotFound, PatternError
 from tensortap.core.patterns import TypedPattern
-from tensortap.rooms.figures.figures import (
-    exponents_figure,
-    heatmap_figure,
-    lines_figure,
-    training_figure,
-)
 from tensortap.rooms.figures.figures.encoding import Figure, untyped
-from tensortap.rooms.figures.figures.exponents import LOGGED
+from tensortap.rooms.figures.figures.exponents import LOGGED, exponents_figure
+from tensortap.rooms.figures.figures.heatmap import heatmap_figure
+from tensortap.rooms.figures.figures.lines import lines_figure
 from tensortap.rooms.figures.figures.theme import message_figure, themed
+from tensortap.rooms.figures.figures.training import training_figure
 from tensortap.table.table import Table
 
 FEW = 6  # layers that are selected by default
@@ -149,7 +146,6 @@ class Explorer:
         self.search.observe(self._on_search, "value")
 
     def _layers(self) -> list[str]:
-        """Return the layers of the chosen kinds."""
         each = map(self._table.layers, _values(self.kinds))
         return list(dict.fromkeys(name for layers in each for name in layers))
 
@@ -164,7 +160,6 @@ class Explorer:
         return sorted({step for steps in each for step in steps.tolist()}) or [0]
 
     def _nearest(self, step: float) -> int:
-        """Return the captured step nearest to a step."""
         return min(self._steps(), key=lambda each: abs(each - step))
 
     @contextlib.contextmanager
@@ -235,7 +230,6 @@ class Explorer:
     # -- drawing -------------------------------------------------------------------------
 
     def _figure(self) -> Figure:
-        """Return the figure of what is chosen."""
         names = self._names()
         if not names:
             kinds = " or ".join(_values(self.kinds)) or "any kind"
@@ -258,7 +252,6 @@ class Explorer:
         )  # fmt: skip
 
     def draw(self) -> None:
-        """Draw what is chosen."""
         try:
             self._shown = self._figure()
         except (NotFound, ValueError) as error:

@@ -29,16 +29,13 @@ from tensortap.core.errors import MissingExtra, NotFound, TensortapError
 from tensortap.core.record import Kind
 from tensortap.core.rooms import offer
 from tensortap.live.reader import LiveReader
-from tensortap.rooms.figures.figures import (
-    exponents_figure,
-    heatmap_figure,
-    lines_figure,
-    tensor_figure,
-    training_figure,
-)
 from tensortap.rooms.figures.figures.encoding import with_arrays
-from tensortap.rooms.figures.figures.exponents import Formats
+from tensortap.rooms.figures.figures.exponents import Formats, exponents_figure
+from tensortap.rooms.figures.figures.heatmap import heatmap_figure
+from tensortap.rooms.figures.figures.lines import lines_figure
+from tensortap.rooms.figures.figures.tensors import tensor_figure
 from tensortap.rooms.figures.figures.theme import themed
+from tensortap.rooms.figures.figures.training import training_figure
 from tensortap.table.columns import VALUE
 from tensortap.table.selection import (
     Layers,

@@ -19,17 +19,13 @@ from tensortap.core.rooms import offer
 from tensortap.core.values import leaves
 from tensortap.page.catalog import CatalogEntry, RunEntry
 from tensortap.page.responses import PageRequest, PageRoute
-from tensortap.rooms.figures.figures import (
-    exponents_figure,
-    heatmap_figure,
-    histogram_figure,
-    lines_figure,
-    sparkline,
-    tensor_figure,
-    training_figure,
-)
 from tensortap.rooms.figures.figures.encoding import AUTO
+from tensortap.rooms.figures.figures.exponents import exponents_figure
+from tensortap.rooms.figures.figures.heatmap import heatmap_figure
+from tensortap.rooms.figures.figures.lines import lines_figure
+from tensortap.rooms.figures.figures.tensors import histogram_figure, tensor_figure
 from tensortap.rooms.figures.figures.theme import message_figure, themed
+from tensortap.rooms.figures.figures.training import sparkline, training_figure
 from tensortap.runs.folders import file_name
 from tensortap.runs.reader import Reader, find_all, value_of
 from tensortap.runs.rows import STATISTICS
@@ -238,7 +234,6 @@ _MAX_LINES = 64
 
 
 def training(request: PageRequest) -> dict[str, Any]:
-    """Return the figure of the training curves."""
     table, rank = request.entry.table(), None  # curves need no whole tensors
     if request.text("rank") not in ("", "all"):
         table, rank = table_and_rank(request)
@@ -265,7 +260,6 @@ def sparklines(request: PageRequest) -> dict[str, Any]:
 
 
 def overview(request: PageRequest) -> dict[str, Any]:
-    """Return the heatmap of layers by steps."""
     (table, rank), kind = table_and_rank(request), kind_of(request)
     names = table.layers(kind)
     if not names:
@@ -281,7 +275,6 @@ def overview(request: PageRequest) -> dict[str, Any]:
 
 
 def searched(request: PageRequest, names: list[str]) -> list[str]:
-    """Return the names that the search matches."""
     try:
         pattern = request.pattern("q", ignore_case=True)
     except TensortapError:
@@ -290,7 +283,6 @@ def searched(request: PageRequest, names: list[str]) -> list[str]:
 
 
 def lines(request: PageRequest) -> dict[str, Any]:
-    """Return the figure of statistics of names over steps."""
     table, rank = table_and_rank(request)
     statistics = [name for name in request.texts("stat") if name == AUTO or table.has(name)]
     figure = lines_figure(
@@ -304,7 +296,6 @@ def lines(request: PageRequest) -> dict[str, Any]:
 
 
 def exponents(request: PageRequest) -> dict[str, Any]:
-    """Return the figure of values by powers of two."""
     (table, rank), kind, names = table_and_rank(request), kind_of(request), request.texts("name")
     if not names:
         raise NotFound("choose a name on the left")
@@ -338,7 +329,6 @@ def at_or_before(steps: NDArray[np.int64], wanted: int | None) -> int:
 
 
 def kind_of(request: PageRequest) -> str:
-    """Return the kind that the page shows."""
     return (request.kind or Kind.ACTIVATION).value
 
 

@@ -158,7 +158,6 @@ def _letter_pixels(letter: str, size: int, color: Rgb, background: Rgb) -> NDArr
 
 
 def text_width(text: str, size: int) -> int:
-    """Return the width of a text in pixels."""
     return sum(int(_letter_mask(letter, size).shape[1]) for letter in text)
 
 

@@ -23,7 +23,6 @@ class MessagePicture(Picture):
     """A single number as text, or the reason why there is nothing to draw."""
 
     def draw(self, canvas: Canvas, content: FrameContent) -> None:
-        """Write the text."""
         words = "no numbers to draw"
         if content.array is not None and content.array.size == 1 and content.summary is not None:
             words = number(content.summary.min, 6)

@@ -165,7 +165,6 @@ class ImagePicture(Picture):
         self.scale = ColorScale(style)
 
     def draw(self, canvas: Canvas, content: FrameContent) -> None:
-        """Draw the cells, their axes and the color bar."""
         self.scale.update(content.summary)
         layout, room = self._layout, self._layout.room
         rows, columns = content.inner
@@ -227,7 +226,6 @@ class HistogramPicture(Picture):
         self._limits: Range = (0.0, 1.0)
 
     def draw(self, canvas: Canvas, content: FrameContent) -> None:
-        """Draw the bars."""
         assert content.array is not None
         if content.summary is not None:
             self._limits = self._across.next(content.summary.min, content.summary.max)

@@ -159,7 +159,6 @@ class Film:
         self._writer: VideoWriter | None = None
 
     def draw(self, record: Record) -> None:
-        """Add the frame of a record."""
         frame = self._painter.draw(record)
         most = self._recorder.max_frames
         if self._writer is not None and most is not None and self._writer.frames >= most:
@@ -190,7 +189,6 @@ class Film:
         raise AssertionError("unreachable")
 
     def close(self) -> None:
-        """Complete the file."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()

@@ -134,12 +134,10 @@ class Box(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Return the width in pixels."""
         return self.right - self.left
 
     @property
     def height(self) -> int:
-        """Return the height in pixels."""
         return self.bottom - self.top
 
     def centered(self, width: int, height: int) -> Box:

@@ -43,7 +43,6 @@ class SurfacePicture(Picture):
         self._empty: NDArray[np.uint32] | None = None  # a frame without the surface
 
     def draw(self, canvas: Canvas, content: FrameContent) -> None:
-        """Draw the surface, the edges around it and the color bar."""
         self.scale.update(content.summary)
         self.note = shrink_note(content.inner, (_POINTS, _POINTS), "point")
         layout, box, theme = self._layout, self._layout.room, self._layout.colors

@@ -344,7 +344,6 @@ class Recipe:
         self._folder = self._working_directory(runtime.working_directory)
 
     def environment(self) -> str:
-        """Return environment.sh."""
         exports: list[str] = []
         hidden: list[str] = []
         shell: list[str] = []
@@ -374,7 +373,6 @@ class Recipe:
         return "\n".join(lines) + "\n"
 
     def script(self, run: Path) -> str:
-        """Return run.sh."""
         check = "echo 'replace *** in run.sh, then delete this line' >&2; exit 1\n"
         return (
             "#!/bin/sh\n"

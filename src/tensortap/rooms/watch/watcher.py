@@ -183,7 +183,6 @@ class Watcher:
 
     @property
     def alive(self) -> bool:
-        """Return whether the worker runs."""
         return self._sink is not None and self._sink.alive
 
     @property

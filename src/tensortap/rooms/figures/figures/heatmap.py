@@ -274,7 +274,6 @@ def color_range(value: Floats, log: bool | None) -> tuple[bool, Floats, tuple[fl
 
 
 def color_bar(metric: str, limits: tuple[float, float], logarithmic: bool) -> dict[str, Any]:
-    """Return the color bar of a statistic."""
     bar: dict[str, Any] = {"title": {"text": text(metric), "side": "top"}, "len": 1, "y": 0.5}
     if not logarithmic:
         return {**bar, "exponentformat": "power", "nticks": 6}

@@ -66,7 +66,6 @@ def axis_name(letter: str, number: int) -> str:
 
 
 def panel_title(words: str, grid: PanelGrid, number: int) -> dict[str, Any]:
-    """Return the title of a panel as an annotation."""
     (left, _), (_, top) = grid.domain(number)
     title = text(words, 90 // grid.columns + 12)
     return note(title, left, top, 12, COLORS.ink, xanchor="left", yanchor="bottom", yshift=4)

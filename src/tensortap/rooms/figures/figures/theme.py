@@ -70,7 +70,6 @@ DARK = FigureColors(
 
 @functools.cache
 def dark_colors() -> dict[str, str]:
-    """Return the dark color for each light color."""
     pairs: dict[str, str] = {}
     for light, dark in zip(COLORS, DARK, strict=True):
         ones, others = ((c,) if isinstance(c, str) else c for c in (light, dark))
@@ -100,13 +99,11 @@ def _darkened(part: Any, key: str) -> Any:
 
 
 def scale(colors: Sequence[str]) -> list[list[Any]]:
-    """Return colors as a plotly color scale, evenly spaced."""
     return [[i / (len(colors) - 1), color] for i, color in enumerate(colors)]
 
 
 @functools.cache
 def _template() -> Figure:
-    """Return the plotly template of all figures."""
     small = {"size": 11, "color": COLORS.dim}
     font = {"family": _FONT, "size": 12, "color": COLORS.ink}
     axis = {
@@ -143,7 +140,6 @@ def _template() -> Figure:
 
 
 def layout(**more: Any) -> Figure:
-    """Return the layout of a figure."""
     return {"template": _template(), "autosize": True, **more}
 
 
@@ -156,7 +152,6 @@ def note(words: str, x: float, y: float, size: int, color: str, **more: Any) -> 
 
 
 def colored(words: str, color: str) -> str:
-    """Return markup in a color."""
     return f'<span style="color:{color}">{words}</span>'
 
 

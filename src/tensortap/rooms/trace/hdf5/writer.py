@@ -87,12 +87,10 @@ class HDF5Options:
 
 
 def link_name(path: str) -> str:
-    """Return the name of a path's group."""
     return path.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
 
 
 def path_of(link: str) -> str:
-    """Return the path of the group with this name."""
     return urllib.parse.unquote(link)
 
 
@@ -425,7 +423,6 @@ os.register_at_fork(before=_flush_before_fork)
 
 
 def file_exists(path: Path) -> TensortapError:
-    """Return the error for a file that must not exist."""
     return TensortapError(
         f"{path} already exists: exists='keep' appends to it, exists='replace' replaces it"
     )
