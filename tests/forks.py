@@ -33,7 +33,7 @@ class Forks:
     import h5py, pandas, plotly.graph_objects, pyarrow.parquet
     import tensortap, tensortap.rooms.compare.report, tensortap.values.numpy.adapter
     import tensortap.values.torch.adapter, tensortap.rooms.track.torch.track
-    import tensortap.rooms.trace.hdf5.callback, tensortap.rooms.provenance.runtime
+    import tensortap.rooms.trace.hdf5, tensortap.rooms.provenance.runtime
     import tensortap.runs.run_reader
     import tensortap.live.sink, tensortap.runs.sink, tensortap.runs.init
     import tensortap.rooms.track.track, tensortap.stats.summarize

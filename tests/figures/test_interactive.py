@@ -88,11 +88,6 @@ def test_widgets_change_the_figure(run_path):
     assert list(shown.figure.layout.meta["names"]) == ["embed", "output"]
     shown.axis.value = True
     assert shown.figure.layout.yaxis.type == "log"
-    shown.search.value = r"^blocks"
-    assert shown.layers.options == ("blocks.0.up", "blocks.0.down")
-    assert list(shown.figure.layout.meta["names"]) == ["blocks.0.up", "blocks.0.down"]
-    shown.search.value = "("
-    assert "not a regular expression" in shown._message.value
     click(shown.figure, 0, 0, x=4)
     assert [shape.x0 for shape in shown.figure.layout.shapes] == [4]
     shown.layers.value = ()

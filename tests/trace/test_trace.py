@@ -240,7 +240,7 @@ def test_paths_into_values():
     value = Output(np.ones(2), {"p": Point(1, [10, 20]), 3: "three", "a.b": "dotted"})
     paths = [
         "y.logits", "y.parts.p.x", "y.parts.p.y.1", "y.parts.p.y.-1", "y.parts.3", "y.parts.'a.b'",
-        "y.parts.p.*", "x.**.x", "y.logits.0", "y.logits.shape",
+        "y.parts.p.*", "x.*.p.x", "y.logits.0", "y.logits.shape",
     ]  # fmt: skip
     with tap.trace(keeps, paths) as tracer:
         keeps(value)

@@ -14,8 +14,7 @@ import ipywidgets
 import numpy as np
 import plotly.graph_objects as go
 
-from tensortap.core.errors import NotFound, PatternError
-from tensortap.core.patterns import TypedPattern
+from tensortap.core.errors import NotFound
 from tensortap.rooms.figures.figures.encoding import Figure, untyped
 from tensortap.rooms.figures.figures.exponents import LOGGED, exponents_figure
 from tensortap.rooms.figures.figures.heatmap import heatmap_figure
@@ -105,7 +104,7 @@ class Explorer:
             left.remove(self.metrics)
         top = ipywidgets.HBox([
             ipywidgets.VBox(left, layout=_layout(width="320px")),
-            ipywidgets.VBox([self.search, self.layers], layout=_layout(flex="1 1 auto")),
+            ipywidgets.VBox([self.layers], layout=_layout(flex="1 1 auto")),
         ])  # fmt: skip
         loss = [self._upper] if curves() else []
         below = (self.step, *loss, self._message, self._middle, self._lower)
@@ -125,7 +124,6 @@ class Explorer:
         statistics, several = self._table.statistics(), self._view == "lines"
         self.metrics = _select("statistic", statistics, chosen["metrics"], several)
         auto = _layout(width="auto")
-        self.search = ipywidgets.Text(placeholder="search layers (regex)", layout=auto)
         self.layers = ipywidgets.SelectMultiple(
             options=self._layers(), value=tuple(chosen["names"]),
             layout=_layout(width="auto", height="130px"),
@@ -143,7 +141,6 @@ class Explorer:
         self.again.on_click(lambda _: self.refresh())
         for widget in (self.kinds, self.layers, self.metrics, self.step, self.dtype, self.axis):
             widget.observe(self._on_choice, "value")
-        self.search.observe(self._on_search, "value")
 
     def _layers(self) -> list[str]:
         each = map(self._table.layers, _values(self.kinds))
@@ -182,19 +179,6 @@ class Explorer:
             self._offer(layers, layers if self._view == "heatmap" else kept or layers[:FEW])
         self._step = self.step.value
         self.draw()
-
-    def _on_search(self, change: Any) -> None:
-        names, layers = self.layers.value, self._layers()
-        if change["new"]:
-            try:
-                pattern = TypedPattern(change["new"], ignore_case=True)
-            except PatternError as error:
-                self._show_error(str(error))
-                return
-            layers = [name for name in layers if pattern.search(name)]
-            names = layers if self._view == "heatmap" else layers[:FEW]
-        self._offer(layers, names)
-        self._on_choice({"owner": self.layers})
 
     def _offer(self, layers: Sequence[str], names: Sequence[str]) -> None:
         """Offer these layers and all steps; choose these names, and keep the step."""

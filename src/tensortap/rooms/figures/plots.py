@@ -213,7 +213,6 @@ def exp_hist(
     layer: Layers = None,
     tt: Tensors = None,
     step: int | None = None,
-    kind: str = "bar",
     rank: int | str | None = None,
     dtype_annotation: Formats = None,
     log: bool = False,
@@ -224,8 +223,7 @@ def exp_hist(
     """Draw how the values of layers are spread over powers of two, at a step (the last one).
 
     `dtype_annotation` draws the range of a number format (``"float8_e4m3fn"``), of several, or of
-    the dtype that a tensor had (True), with the shares that it would lose. `kind` is ``"bar"``,
-    ``"line"`` or ``"kde"``, a density smoothed over half a power of two. Several `tt` get panels
+    the dtype that a tensor had (True), with the shares that it would lose. Several `tt` get panels
     of their own.
     """
     check_options(theme, col_wrap)
@@ -234,7 +232,7 @@ def exp_hist(
     first = next(iter(names))
     figure = exponents_figure(
         table, name=names, kind=first, step=choose_step(table, first, names[first], step),
-        rank=rank, dtype_annotation=dtype_annotation, shape=kind, log=log, col_wrap=col_wrap,
+        rank=rank, dtype_annotation=dtype_annotation, log=log, col_wrap=col_wrap,
     )  # fmt: skip
     return plotly_figure(figure, theme)
 

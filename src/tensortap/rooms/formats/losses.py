@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 
 from tensortap.core.dtypes import DTYPES
 from tensortap.core.errors import NotFound
-from tensortap.core.patterns import compile_pattern
-from tensortap.core.record import Kind
 from tensortap.rooms.logframe.frame import layer_names, rows_with_statistics, tensor_types
 from tensortap.table.columns import Exponents
-from tensortap.table.kinds import need_pandas, tensor_type
+from tensortap.table.kinds import need_pandas
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -202,20 +200,29 @@ def shares(tensors: Exponents, target: Limits) -> dict[str, Any]:
 _AT_ONCE = 1 << 16  # tensors whose exponent counts are in memory together
 
 
-def formats_of(
-    table: Table,
-    dtype: str,
-    *,
-    name: str | None = None,
-    kind: Kind | str | None = None,
-    step: int | str | None = None,
-) -> pd.DataFrame:
-    """Return one row per tensor and step: the shares lost of nonzero values, and the best scale."""
-    need_pandas("run.formats()")
-    import pandas as pd
+def formats_of(table: Table, dtype: str, *, step: int | str | None = None) -> pd.DataFrame:
+    """Return one row per tensor and step: the shares lost of nonzero values, and the best scale.
+
+    Without `step`, these are the latest steps of each tensor.
+    """
+    pd = need_pandas("run.formats()")
+    import pyarrow as pa
 
     target = limits(dtype)
-    keys, rows = _chosen_rows(table, name, kind, step)
+    rows, cells = rows_with_statistics(table, ["tags"])
+    columns = {
+        "name": layer_names(table, rows, cells),
+        "tensor_type": tensor_types(table, rows, cells),
+        "step": table.step[rows],
+    }
+    keys = pa.table(columns).to_pandas()
+    steps, wanted = keys["step"], step
+    if step is None:
+        wanted = keys.groupby(["name", "tensor_type"])["step"].transform("max")
+    chosen = np.flatnonzero((steps == wanted) | (step == "all"))
+    if len(steps) and not len(chosen):
+        raise NotFound(f"nothing at step {step}; steps go from {steps.min()} to {steps.max()}")
+    keys, rows = keys.iloc[chosen].reset_index(drop=True), rows[chosen]
     groups = keys.groupby(["name", "tensor_type", "step"], sort=False)
     tensors = groups.size().reset_index().drop(columns=0)
     group = groups.ngroup().to_numpy()
@@ -228,51 +235,6 @@ def formats_of(
     frame = pd.concat([tensors, pd.concat(parts, ignore_index=True)], axis=1)
     frame.insert(list(frame.columns).index("scaled"), "scale", np.exp2(frame["shift"]))
     return frame
-
-
-def _chosen_rows(
-    table: Table, name: str | None, kind: Kind | str | None, step: int | str | None
-) -> tuple[pd.DataFrame, Integers]:
-    """Return name, tensor_type and step of the rows with statistics that match, and the rows.
-
-    Without `step` these are the rows of the latest step of each tensor.
-    """
-    import pyarrow as pa
-
-    rows, cells = rows_with_statistics(table, ["tags"])
-    columns = {
-        "name": layer_names(table, rows, cells),
-        "tensor_type": tensor_types(table, rows, cells),
-        "step": table.step[rows],
-    }
-    keys = pa.table(columns).to_pandas()
-    chosen = np.flatnonzero(_matches(keys, name, kind, step))
-    if step is None:
-        newest = keys.iloc[chosen].groupby(["name", "tensor_type"])["step"].transform("max")
-        chosen = chosen[keys["step"].to_numpy()[chosen] == newest.to_numpy()]
-    return keys.iloc[chosen].reset_index(drop=True), rows[chosen]
-
-
-def _matches(keys: Any, name: str | None, kind: Kind | str | None, step: int | str | None) -> Any:
-    chosen = np.ones(len(keys), bool)
-    if name is not None:
-        names, pattern = keys["name"], compile_pattern(name)
-        chosen &= names.isin([n for n in names.unique() if pattern.search(n)]).to_numpy(bool)
-    if kind is not None:
-        wanted = tensor_type(kind.value if isinstance(kind, Kind) else kind)
-        types = keys["tensor_type"]
-        if wanted is None:
-            available = ", ".join(types.unique())
-            raise NotFound(f"no kind is called {kind!r}; available: {available or 'none'}")
-        chosen &= ((types == wanted) | types.str.startswith(f"{wanted}.")).to_numpy(bool)
-    if isinstance(step, int):
-        chosen &= (keys["step"] == step).to_numpy()
-        if len(keys) and not chosen.any():
-            first, last = keys["step"].min(), keys["step"].max()
-            raise NotFound(f"nothing at step {step}; steps go from {first} to {last}")
-    elif step not in (None, "all"):
-        raise NotFound(f"step must be a number or 'all', got {step!r}")
-    return chosen
 
 
 def _grouped_exponents(table: Table, rows: Integers, group: Integers) -> Exponents:
