@@ -16,7 +16,7 @@ from tensortap.rooms.films.style import (
     NEGINF_COLOR,
     POSINF_COLOR,
     SEQUENTIAL,
-    THEMES,
+    THEME,
     Style,
     color_table,
 )
@@ -113,7 +113,7 @@ def test_shows_one_nan_among_four_million():
     x[1536, 512] = -np.inf
     frame = draw(x)
     picture = frame[60:430]
-    box = near(clean, THEMES["dark"].line, 0)  # its thin frame
+    box = near(clean, THEME.line, 0)  # its thin frame
     rows, columns = np.nonzero(box)
     for color, (down, across) in (
         (NAN_COLOR, (0.25, 0.75)), (POSINF_COLOR, (0.5, 0.5)), (NEGINF_COLOR, (0.75, 0.25)),

@@ -108,7 +108,7 @@ def tensor(client, **asked):
 
 
 def test_draws_the_requested_slice(client):
-    from tensortap.rooms.figures.figures.encoding import untyped
+    from tensortap.rooms.figures.figures.theme import untyped
 
     found = good(tensor(client, name="cube", step=1, axes="0,2", at="0,2,0"))
     wanted = (np.arange(24).reshape(2, 3, 4) + 100)[:, 2, :]

@@ -68,7 +68,6 @@ class TrainedParameters(list[TrainedParameter]):
 
     @functools.cached_property
     def gradient_squares(self) -> dict[str, float]:
-        """Sums of the squares of gradients, by name."""
         found = {each.name: each.gradient for each in self if each.gradient is not None}
         return dict(zip(found, squares(list(found.values())), strict=True))
 
@@ -211,7 +210,6 @@ class Analyses:
         self._send_given()
 
     def detach(self) -> None:
-        """End, and let go of everything."""
         self._send_given()
         self._analyses.clear()
         self._heads.clear()

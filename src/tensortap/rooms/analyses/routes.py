@@ -53,7 +53,6 @@ def layer_lines(
 
 
 def analyses(request: PageRequest) -> dict[str, Any]:
-    """Return quantities of layers as SVG paths."""
     table, rank = table_and_rank(request)
     names = by_layer(table.layers(Kind.HEALTH.value))
     found = searched(request, names)

@@ -125,24 +125,11 @@ class TorchTraining:
 
     def check(self, kept: Kept) -> None:
         """Raise ValueError if the program has no place for a copy: its model has changed."""
-        try:
-            self._check_parameters(kept.content[0])
-        except LookupError as error:
-            raise ValueError(f"here is no {error}") from None
-
-    def _check_parameters(self, places: list[tuple[Place, Any]]) -> None:
-        owner = self._owners()
-        for place, value in places:
-            found = owner(place)
-            if place.kind == "parameter" and local(found).shape != value.copy.shape:
-                raise ValueError(
-                    f"the parameter {place.name} has the shape {tuple(value.copy.shape)}, and here "
-                    f"{tuple(local(found).shape)}"
-                )
-        stored = {place for place, _ in places if place.kind in ("parameter", "optimizer")}
-        for place, _ in self._places():
-            if place.kind in ("parameter", "optimizer") and place not in stored:
-                raise ValueError(f"it has no {place.kind} {place.name} {place.key}".rstrip())
+        before, now = (dict(map(_form_of, each)) for each in (kept.content[0], self._places()))
+        for place in sorted(before.keys() | now.keys()):
+            if before.get(place) != now.get(place):
+                was, found = (each.get(place, "not there") for each in (before, now))
+                raise ValueError(f"{' '.join(place).rstrip()} was {was}, and is {found} now")
 
     def restore(self, kept: Kept) -> None:
         """Write a copy back."""
@@ -270,6 +257,15 @@ def _is_distributed() -> bool:
 
 
 # -- values -------------------------------------------------------------------------------------
+
+
+def _form_of(item: tuple[Place, Any]) -> tuple[tuple[str, ...], str]:
+    """Return what must not change about a place, and its form: the shape of a parameter."""
+    (kind, name, key), value = item
+    if kind == "parameter":
+        held = value.copy if isinstance(value, HeldTensor) else local(value)
+        return (kind, name), f"of shape {tuple(held.shape)}"
+    return (kind, name, key) if kind == "optimizer" else ("module", name), "there"
 
 
 def _is_bad(value: Any) -> bool:
@@ -404,7 +400,6 @@ def released(value: Any) -> Any:
 
 
 def held_nbytes(value: Any) -> int:
-    """Return the bytes of tensors that a value holds."""
     return sum(held.copy.nbytes for _, held in tensors_in(value, HeldTensor))
 
 

@@ -15,7 +15,7 @@ from tensortap.core.rooms import lazy
 
 if TYPE_CHECKING:
     from tensortap.api.lookup import summarize
-    from tensortap.rooms.figures.interaction import interactive
+    from tensortap.rooms.figures.explorer import interactive
     from tensortap.rooms.figures.plots import (
         exp_hist,
         report,
@@ -44,7 +44,7 @@ __getattr__ = lazy(
     __name__,
     {
         "exp_hist": "tensortap.rooms.figures.plots:exp_hist",
-        "interactive": "tensortap.rooms.figures.interaction:interactive",
+        "interactive": "tensortap.rooms.figures.explorer:interactive",
         "read_logframe": "tensortap.rooms.logframe.read:read_logframe",
         "report": "tensortap.rooms.figures.plots:report",
         "save": "tensortap.rooms.figures.plots:save",

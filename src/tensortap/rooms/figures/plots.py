@@ -29,12 +29,11 @@ from tensortap.core.errors import MissingExtra, NotFound, TensortapError
 from tensortap.core.record import Kind
 from tensortap.core.rooms import offer
 from tensortap.live.reader import LiveReader
-from tensortap.rooms.figures.figures.encoding import with_arrays
 from tensortap.rooms.figures.figures.exponents import Formats, exponents_figure
 from tensortap.rooms.figures.figures.heatmap import heatmap_figure
 from tensortap.rooms.figures.figures.lines import lines_figure
 from tensortap.rooms.figures.figures.tensors import tensor_figure
-from tensortap.rooms.figures.figures.theme import themed
+from tensortap.rooms.figures.figures.theme import themed, with_arrays
 from tensortap.rooms.figures.figures.training import training_figure
 from tensortap.table.columns import VALUE
 from tensortap.table.selection import (
@@ -51,7 +50,7 @@ from tensortap.table.table import Table, table_of
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from tensortap.rooms.figures.figures.encoding import Figure
+    from tensortap.rooms.figures.figures.theme import Figure
 
 Tensors = Kind | str | Iterable[Kind | str] | None
 _UNSET: Any = object()

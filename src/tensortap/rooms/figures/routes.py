@@ -19,12 +19,11 @@ from tensortap.core.rooms import offer
 from tensortap.core.values import leaves
 from tensortap.page.catalog import CatalogEntry, RunEntry
 from tensortap.page.responses import PageRequest, PageRoute
-from tensortap.rooms.figures.figures.encoding import AUTO
 from tensortap.rooms.figures.figures.exponents import exponents_figure
 from tensortap.rooms.figures.figures.heatmap import heatmap_figure
 from tensortap.rooms.figures.figures.lines import lines_figure
 from tensortap.rooms.figures.figures.tensors import histogram_figure, tensor_figure
-from tensortap.rooms.figures.figures.theme import message_figure, themed
+from tensortap.rooms.figures.figures.theme import AUTO, message_figure, themed
 from tensortap.rooms.figures.figures.training import sparkline, training_figure
 from tensortap.runs.folders import file_name
 from tensortap.runs.reader import Reader, find_all, value_of

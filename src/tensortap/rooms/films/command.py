@@ -23,7 +23,7 @@ def film(
     fps: float = typer.Option(20.0, help="Frames per second."),
     colors: str = typer.Option(
         "follow", "--range", metavar="RULE",
-        help="follow, exact, or two numbers: --range=-1,1",
+        help="follow, or two numbers: --range=-1,1",
     ),
     rank: int | None = typer.Option(None, help="Rank. Default: the lowest."),
     kind: str | None = typer.Option(None, help="Weight, Gradient, …, if there are several."),

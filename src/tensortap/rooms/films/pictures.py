@@ -62,7 +62,6 @@ class FrameContent:
         return self.summary is not None and self.summary.finite == self.summary.count
 
     def reshaped(self, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Return the tensor in another shape."""
         assert self.array is not None
         return self.array.reshape(shape)
 

@@ -34,8 +34,8 @@ class Recorder:
     """Films tensors, one film per name: call it with records, then `close` it.
 
     `mode` is ``auto`` (matrices as images, others as histograms),
-    ``image``, ``surface``, ``histogram``, ``pca`` or ``tsne``; `range` is ``follow``,
-    ``exact`` or a pair. A new file starts after `max_frames`.
+    ``image``, ``surface``, ``histogram``, ``pca`` or ``tsne``; `range` is ``follow``
+    or a pair. A new file starts after `max_frames`.
 
     >>> import tempfile, numpy
     >>> from tensortap.core.record import Kind, Record, TensorData
@@ -56,7 +56,6 @@ class Recorder:
         fps: float = 20,
         mode: str = "auto",
         range: str | tuple[float, float] = "follow",  # noqa: A002  the word that people expect
-        theme: str = "dark",
         legend_color: str | Sequence[int] | None = None,
         max_frames: int | None = None,
         format: str = "mp4",  # noqa: A002  the word that people expect
@@ -69,7 +68,7 @@ class Recorder:
         if max_frames is not None:
             check_count("max_frames", max_frames)
         check_count("open_films", open_films)
-        self.style = Style(size, mode, range, theme, legend_color)
+        self.style = Style(size, mode, range, legend_color)
         self.folder = Path(folder).absolute()
         self.max_frames, self.open_films = max_frames, open_films
         self._reset()

@@ -39,15 +39,9 @@ class FilmTheme(NamedTuple):
     accent: Rgb  # bars, curves, the message
 
 
-THEMES = {
-    "dark": FilmTheme(
-        (15, 18, 25), (22, 27, 36), (236, 240, 246), (142, 153, 170), (52, 60, 74), (86, 180, 233)
-    ),
-    "light": FilmTheme(
-        (255, 255, 255), (246, 248, 251), (24, 30, 40), (98, 108, 124), (208, 214, 224),
-        (0, 114, 178),
-    ),
-}  # fmt: skip
+THEME = FilmTheme(
+    (15, 18, 25), (22, 27, 36), (236, 240, 246), (142, 153, 170), (52, 60, 74), (86, 180, 233)
+)
 
 
 def parse_color(color: str | Sequence[int]) -> Rgb:
@@ -141,7 +135,6 @@ class Box(NamedTuple):
         return self.bottom - self.top
 
     def centered(self, width: int, height: int) -> Box:
-        """Return a box of this size in the middle."""
         left = self.left + (self.width - width) // 2
         top = self.top + (self.height - height) // 2
         return Box(left, top, left + width, top + height)
@@ -164,14 +157,11 @@ class Style:
     size: tuple[int, int] = (640, 480)
     mode: str = "auto"
     range: str | tuple[float, float] = "follow"
-    theme: str = "dark"
     legend_color: str | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise TensortapError(f"mode must be one of {', '.join(MODES)}; got {self.mode!r}")
-        if str(self.theme) not in THEMES:
-            raise TensortapError(f"theme must be {' or '.join(THEMES)}, got {self.theme!r}")
         size: Any = self.size
         if not _is_pair(size, numbers.Integral) or not (
             _MIN_SIZE[0] <= size[0] <= _MAX_SIZE and _MIN_SIZE[1] <= size[1] <= _MAX_SIZE
@@ -193,11 +183,10 @@ class Style:
     @property
     def colors(self) -> FilmTheme:
         """Return the theme, with the chosen color of the text."""
-        theme = THEMES[self.theme]
         if self.legend_color is None:
-            return theme
+            return THEME
         ink = parse_color(self.legend_color)
-        return theme._replace(ink=ink, dim=mixed(ink, theme.background, 0.35))
+        return THEME._replace(ink=ink, dim=mixed(ink, THEME.background, 0.35))
 
 
 class FrameLayout(NamedTuple):
@@ -250,7 +239,7 @@ class RangeFollower:
     """The range of a film, frame by frame.
 
     ``"follow"`` grows at once, so that no value lies outside, and shrinks slowly, so that nothing
-    flickers. ``"exact"`` is the range of each frame. A pair is used as it is.
+    flickers. A pair is used as it is.
 
     >>> follower = RangeFollower("follow")
     >>> follower.next(0.0, 1.0), follower.next(0.0, 2.0), follower.next(0.0, 1.0)
@@ -259,10 +248,8 @@ class RangeFollower:
 
     def __init__(self, rule: str | Range) -> None:
         if isinstance(rule, str):
-            if rule not in ("follow", "exact"):
-                raise TensortapError(
-                    f"range must be 'follow', 'exact' or a pair like (-1, 1), got {rule!r}"
-                )
+            if rule != "follow":
+                raise TensortapError(f"range must be 'follow' or a pair like (-1, 1), got {rule!r}")
         elif len([*rule]) != 2 or not all(map(math.isfinite, rule)) or rule[0] >= rule[1]:
             raise TensortapError(f"range must be two numbers, the smaller first; got {rule}")
         self._rule = rule
@@ -279,7 +266,7 @@ class RangeFollower:
             low, high = max(low, -_LARGEST), min(high, _LARGEST)
             if symmetric:
                 low, high = -max(abs(low), abs(high)), max(abs(low), abs(high))
-            if math.isnan(self._low) or self._rule == "exact":
+            if math.isnan(self._low):
                 self._low, self._high = low, high
             else:
                 self._low = min(low, self._low + (low - self._low) * _SHRINK)

@@ -364,7 +364,6 @@ class OperationRecorder:
 
     @property
     def capturing(self) -> bool:
-        """Return whether operations are recorded now."""
         return self._attached and (self._always or pipeline.enabled)
 
     @property
@@ -389,7 +388,6 @@ class OperationRecorder:
         self._hooks = None
 
     def operation(self, operation: Operation) -> None:
-        """Record an operation that has just run."""
         step = self._step()
         if step != self._last_step:
             self._last_step = step

@@ -172,7 +172,6 @@ class Untracked:
     in_runs: int = 0
 
     def leave_out(self, path: str, size: int, reason: str) -> None:
-        """Note a file that is not in the patch."""
         self.left_out_count += 1
         if len(self.left_out) < LISTED:
             self.left_out.append({"path": path, "size": size, "reason": reason})
@@ -267,7 +266,6 @@ def _copy_index(git: Git, scratch: Path) -> dict[str, str]:
 
 
 def _add(git: Git, paths: list[str], environ: dict[str, str]) -> None:
-    """Add files to our copy of the index."""
     names = b"\0".join(os.fsencode(path) for path in paths) + b"\0"
     # --remove: a file that has been deleted in the meantime is no error
     command = ("update-index", "--add", "--remove", "-z", "--stdin")

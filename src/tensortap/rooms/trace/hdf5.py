@@ -406,7 +406,6 @@ class HDF5Writer:
             os.ftruncate(self.file.id.get_vfd_handle(), self.file.id.get_filesize())
 
     def close(self) -> None:
-        """Flush and close the file."""
         if self.is_ours:
             self.flush()
             self.file.close()

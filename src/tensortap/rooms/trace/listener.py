@@ -196,7 +196,6 @@ class TracedCall:
                 self._take(probe, value, kept)
 
     def result(self, value: Any) -> None:
-        """Take a value that is returned or yielded."""
         self.bind(None, value, None)
 
     def _take(self, probe: LocalProbe, value: Any, kept: set[str] | None) -> None:

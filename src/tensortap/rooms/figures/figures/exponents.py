@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensortap.rooms.figures.figures.encoding import Figure, share, some_names, text
 from tensortap.rooms.figures.figures.parts import (
     FLAT_AXIS,
     PanelGrid,
@@ -18,7 +17,16 @@ from tensortap.rooms.figures.figures.parts import (
     panel_grid,
     panel_title,
 )
-from tensortap.rooms.figures.figures.theme import COLORS, colored, layout, message_figure
+from tensortap.rooms.figures.figures.theme import (
+    COLORS,
+    Figure,
+    colored,
+    layout,
+    message_figure,
+    share,
+    some_names,
+    text,
+)
 from tensortap.rooms.formats.losses import Limits, has_limits, limits, losses
 from tensortap.table.columns import Exponents
 from tensortap.table.table import Table, locked

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.page.encoding import typed
-from tensortap.rooms.figures.figures.encoding import Floats, Integers, text
-from tensortap.rooms.figures.figures.theme import COLORS, note
+from tensortap.rooms.figures.figures.theme import COLORS, Floats, Integers, note, text
 
 _TINY = 100  # cells along a side from which a cell may be smaller than a pixel
 _BLOCKS = 48  # blocks along a side in which cells are counted
