@@ -39,34 +39,18 @@ _INHERITED = re.compile(
     r"|EXEC_PATH|CEILING_DIRECTORIES|DISCOVERY_ACROSS_FILESYSTEM|SSL_\w+|PROXY_\w+)"
 )
 _SETTINGS = {
-    "core.fsmonitor": "false",
-    "core.hooksPath": os.devnull,
-    "core.quotePath": "true",
-    "core.splitIndex": "false",
-    "core.untrackedCache": "false",
-    "core.safecrlf": "false",
-    "core.pager": "cat",
+    "core.fsmonitor": "false", "core.hooksPath": os.devnull, "core.quotePath": "true",
+    "core.splitIndex": "false", "core.untrackedCache": "false", "core.safecrlf": "false",
+    "core.pager": "cat", "color.ui": "false", "log.showSignature": "false", "gc.auto": "0",
+    "maintenance.auto": "false", "diff.suppressBlankEmpty": "false", "diff.orderFile": os.devnull,
     "diff.autoRefreshIndex": "false",  # it would write the index even without optional locks
-    "diff.suppressBlankEmpty": "false",
-    "diff.orderFile": os.devnull,
-    "log.showSignature": "false",
-    "gc.auto": "0",
-    "maintenance.auto": "false",
-    "color.ui": "false",
-    "advice.detachedHead": "false",
-    "init.defaultBranch": "main",
-    "init.templateDir": "",
+    "advice.detachedHead": "false", "init.defaultBranch": "main", "init.templateDir": "",
     "submodule.recurse": "false",
-}
-
-
+}  # fmt: skip
 _ISOLATED = {
-    "GIT_CONFIG_GLOBAL": os.devnull,
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_CONFIG_COUNT": "0",
-    "GIT_ATTR_NOSYSTEM": "1",
-    "GIT_ALLOW_PROTOCOL": "file:git:http:https:ssh",
-}
+    "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_COUNT": "0",
+    "GIT_ATTR_NOSYSTEM": "1", "GIT_ALLOW_PROTOCOL": "file:git:http:https:ssh",
+}  # fmt: skip
 
 
 class GitFailed(Exception):
