@@ -1,4 +1,4 @@
-"""What the tabs of figures show: training, Layers, Exponents and Tensors."""
+"""The tabs of figures: training, Layers, Exponents and Tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all figures share: names, numbers and arrays in a figure dict, colors, the template.
+"""Names, numbers and arrays in a figure dict, colors, and the template of all figures.
 
 Lines have the colors of Okabe and Ito, which color-blind people can tell apart. NaN and Inf have
 colors that no scale contains. Figures are drawn in light colors. Each of them has one dark color,
