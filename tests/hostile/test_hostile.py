@@ -20,7 +20,7 @@ from tests.proof import kind_of
 pytestmark = pytest.mark.slow
 
 
-COMMANDS = 21
+COMMANDS = 18
 # commands that read no run; tests/page shows hostile ones, and bisect runs a program of the user
 OTHERS = {"bisect", "demo", "doctor", "run", "serve", "top", "view"}
 

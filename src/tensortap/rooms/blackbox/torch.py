@@ -126,7 +126,7 @@ class TorchTraining:
     def check(self, kept: Kept) -> None:
         """Raise ValueError if the program has no place for a copy: its model has changed."""
         before, now = (dict(map(_form_of, each)) for each in (kept.content[0], self._places()))
-        for place in sorted(before.keys() | now.keys()):
+        for place in before | now:
             if before.get(place) != now.get(place):
                 was, found = (each.get(place, "not there") for each in (before, now))
                 raise ValueError(f"{' '.join(place).rstrip()} was {was}, and is {found} now")
