@@ -129,7 +129,7 @@ class TorchTraining:
         for place in before | now:
             if before.get(place) != now.get(place):
                 was, found = (each.get(place, "not there") for each in (before, now))
-                raise ValueError(f"{' '.join(place).rstrip()} was {was}, and is {found} now")
+                raise ValueError(f"the {' '.join(place)} was {was}, and is {found} now")
 
     def restore(self, kept: Kept) -> None:
         """Write a copy back."""
