@@ -30,7 +30,7 @@ QUESTIONS = (
 
 def _answer(run: Any, question: str) -> Callable[[], object]:
     """Return what asks a question about a run."""
-    from tensortap.rooms.figures.figures import heatmap_figure
+    from tensortap.rooms.figures.figures.heatmap import heatmap_figure
     from tensortap.rooms.ranks.ranks import over_steps
 
     table = run.table()
@@ -57,7 +57,7 @@ def _measure(pipe: Any, path: pathlib.Path, question: str) -> None:
     import pyarrow.parquet
 
     import tensortap as tap
-    from tensortap.rooms.figures.figures import heatmap_figure
+    from tensortap.rooms.figures.figures.heatmap import heatmap_figure
 
     assert pandas
     assert heatmap_figure

@@ -93,36 +93,6 @@ def digests_of_shards() -> list[Row]:
     return rows
 
 
-def block_formats() -> list[Row]:
-    """Compare speed and bits with torchao; the note says how many of 10**8 values differ."""
-    import numpy as np
-    import torch
-    from tests.stats.test_blocks import hostile, torchao_cast, torchao_values
-
-    from tensortap.rooms.formats.blocks import BLOCK_FORMATS, quantize_error
-
-    torch.set_num_threads(2)
-    rows = []
-    for name in BLOCK_FORMATS:
-        x = np.random.default_rng(0).standard_normal((1 << 15, 64), np.float32)
-        ours, base = in_turns(
-            7,
-            lambda name=name, x=x: time_of(lambda: quantize_error(x, name)),
-            lambda name=name, x=x: time_of(lambda: torchao_cast(x, name)),
-        )
-        checked = wrong = 0
-        for seed in range(100):
-            given = hostile(seed, 4096)
-            given = given[np.isfinite(given).all(axis=1)]
-            values, _ = torchao_values(given, name)
-            checked += given.size
-            found = quantize_error(given, name).values
-            wrong += int((found.view(np.uint32) != values.view(np.uint32)).sum())
-        note = f"{wrong} of {checked:,} hostile values differ"
-        rows.append(Row(f"losses in {name} ÷ torchao's cast", 0.2, True, ours, base, note=note))
-    return rows
-
-
 def statistics_of_few() -> list[Row]:
     import torch
 
@@ -145,4 +115,4 @@ def statistics_of_few() -> list[Row]:
     return rows
 
 
-ROWS = (statistics_of_many, statistics_of_few, digests_of_shards, block_formats)
+ROWS = (statistics_of_many, statistics_of_few, digests_of_shards)

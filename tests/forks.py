@@ -33,12 +33,12 @@ class Forks:
     import h5py, pandas, plotly.graph_objects, pyarrow.parquet
     import tensortap, tensortap.rooms.compare.report, tensortap.values.numpy.adapter
     import tensortap.values.torch.adapter, tensortap.rooms.track.torch.track
-    import tensortap.rooms.trace.hdf5.callback, tensortap.rooms.provenance.packages
+    import tensortap.rooms.trace.hdf5, tensortap.rooms.provenance.runtime
     import tensortap.runs.run_reader
     import tensortap.live.sink, tensortap.runs.sink, tensortap.runs.init
     import tensortap.rooms.track.track, tensortap.stats.summarize
 
-    tensortap.rooms.provenance.packages.packages_info()  # the next call knows most of it
+    tensortap.rooms.provenance.runtime.packages_info()  # the next call knows most of it
     gc.freeze()
 
     def run(task, rank):

@@ -21,7 +21,7 @@ COMMANDS = typer.main.get_command(command_line.app).commands
 ARGUMENTS = {
     "bisect": "{run} true", "check": "{run}", "compact": "{run}", "compare": "{run} {run}",
     "demo": "", "doctor": "",
-    "export": "{run} {new}.npz", "film": "{run} w {new}.gif", "ls": "{folder}",
+    "film": "{run} w {new}.gif", "ls": "{folder}",
     "report": "{run} {new}.html",
     "reproduce": "{run}", "serve": "--port 0", "show": "{run} w", "top": "127.0.0.1:9 --once",
     "view": "{run} --no-browser --port 0", "why": "{run}",
@@ -42,7 +42,6 @@ WRONG = {
     },
     "demo": {"--steps": "x 0 -1 9999999", "--folder": "{file} {file}/a"},
     "doctor": {"--device": "x cuda:99 jax:nothing"},
-    "export": {"--names": "("},
     "film": {
         "--mode": "x", "--size": "x 0x0 -1x3 99999x99999", "--fps": "x 0 -1 nan",
         "--range": "x 1,x 1,2,3 2,1 nan,1", "--rank": "x 99 -1",
@@ -79,8 +78,7 @@ ARGUMENTS_WRONG = [
     ("bisect {run} true", "has no step of a tracked model"),
     ("compare {new} {run}", "{new}"), ("compare {run} {file}", "{file}"),
     ("compare {run}", "Missing argument"), ("compare {run} {run} {run}", "{run}"),
-    ("doctor x:y", "port must be a number"), ("export {new} {new}.npz", "{new}"),
-    ("export {run} {new}.xyz", ".xyz"), ("export {run} {new}/a/b.npz", "{new}"),
+    ("doctor x:y", "port must be a number"),
     ("film {run} nothing {new}.gif", "nothing"), ("film {run} w {new}.xyz", ".xyz"),
     ("film {new} w {new}.gif", "{new}"), ("ls {new}", "{new}"), ("ls {file}", "{file}"),
     ("report {new} {new}.html", "{new}"), ("report {run} {new}/a.html", "{new}"),

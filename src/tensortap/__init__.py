@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from tensortap.rooms.dump.dump import dump
     from tensortap.rooms.films.recorder import Recorder
     from tensortap.rooms.ops.ops import ops
-    from tensortap.rooms.trace.hdf5.callback import HDF5
+    from tensortap.rooms.trace.hdf5 import HDF5
     from tensortap.rooms.trace.trace import trace
     from tensortap.rooms.track.track import track
-    from tensortap.rooms.watch.watch import watch, watcher
+    from tensortap.rooms.watch.watcher import watch, watcher
     from tensortap.runs.init import finish, init
 
 # Verbs that pull in heavier modules are imported when they are first used. The verb of a room has
 # a line here, one above and one in `__all__`; nothing else in the spine names the room. What else a
 # room has is in its package, such as `tap.rooms.provenance.reproduce`.
 _LATER = {
-    "HDF5": "tensortap.rooms.trace.hdf5.callback:HDF5",
+    "HDF5": "tensortap.rooms.trace.hdf5:HDF5",
     "Recorder": "tensortap.rooms.films.recorder:Recorder",
     "alerts": "tensortap.alerts",
     "bisect": "tensortap.rooms.bisect.bisect:bisect",
@@ -64,8 +64,8 @@ _LATER = {
     "track": "tensortap.rooms.track.track:track",
     "view": "tensortap.page.view:view",
     "viz": "tensortap.rooms.figures",
-    "watch": "tensortap.rooms.watch.watch:watch",
-    "watcher": "tensortap.rooms.watch.watch:watcher",
+    "watch": "tensortap.rooms.watch.watcher:watch",
+    "watcher": "tensortap.rooms.watch.watcher:watcher",
 }
 
 __all__ = [

@@ -8,8 +8,7 @@ from torch import nn
 
 import tensortap as tap
 from tensortap.core.record import Kind
-from tensortap.rooms.analyses.analysis import Analysis
-from tensortap.rooms.analyses.analyzing import FAMILIES
+from tensortap.rooms.analyses.analysis import FAMILIES, Analysis
 
 
 def model():

@@ -37,7 +37,7 @@ def requests(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore")  # of the client library
 def test_few_requests_for_the_first_heatmap(run, plain, storage, requests):
-    from tensortap.rooms.figures.figures import heatmap_figure
+    from tensortap.rooms.figures.figures.heatmap import heatmap_figure
 
     storage.put(str(run), "bucket/run", recursive=True)
     where = "s3://bucket/run"

@@ -55,8 +55,7 @@ CALLS = [
     # runs
     (lambda g: list(g.run.records(3)), "name must be a string, got 3"),
     (lambda g: g.run.get("0", rank=[0]), "rank must be a whole number or a string, got [0]"),
-    (lambda g: g.run.export(None), "target must be a string or a path, got None"),
-    (lambda g: g.run.export(""), "target must not be empty"),
+    (lambda g: g.run.film("0", 3), "target must be a string or a path, got 3"),
     (lambda g: g.run.film("0", "f.gif", steps=3), "steps must be a pair of whole numbers, got 3"),
     (lambda g: list(g.run.follow("x")), "timeout must be a number, got 'x'"),
     (lambda g: g.run.logframe(3), "exponents must be a pair of whole numbers, got 3"),

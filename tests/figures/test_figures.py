@@ -17,16 +17,20 @@ from tensortap.alerts import Alert
 from tensortap.core.errors import NotFound
 from tensortap.core.record import Kind, Record
 from tensortap.page.encoding import typed
-from tensortap.rooms.figures.figures import (
-    exponents_figure,
-    heatmap_figure,
-    lines_figure,
-    sparkline,
-    training_figure,
-)
-from tensortap.rooms.figures.figures.encoding import labels, share, untyped
+from tensortap.rooms.figures.figures.exponents import exponents_figure
+from tensortap.rooms.figures.figures.heatmap import heatmap_figure
+from tensortap.rooms.figures.figures.lines import lines_figure
 from tensortap.rooms.figures.figures.parts import decimate
-from tensortap.rooms.figures.figures.theme import COLORS, DARK, dark_colors, themed
+from tensortap.rooms.figures.figures.theme import (
+    COLORS,
+    DARK,
+    dark_colors,
+    labels,
+    share,
+    themed,
+    untyped,
+)
+from tensortap.rooms.figures.figures.training import sparkline, training_figure
 from tensortap.rooms.formats.losses import limits, shares
 from tensortap.stats import summarize_array
 from tensortap.table.table import table_of

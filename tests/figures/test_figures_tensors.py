@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tensortap.rooms.figures.figures import histogram_figure, tensor_figure
-from tensortap.rooms.figures.figures.encoding import untyped
+from tensortap.rooms.figures.figures.tensors import histogram_figure, tensor_figure
+from tensortap.rooms.figures.figures.theme import untyped
 from tensortap.rooms.figures.reals import edges, shrink
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import importlib
 import json
 import sys
 import types
@@ -17,8 +18,8 @@ import tensortap as tap
 from tensortap.core.errors import MissingExtra, NotFound
 from tensortap.core.history import History
 from tensortap.rooms import figures as viz
-from tensortap.rooms.figures.figures.encoding import untyped
-from tensortap.rooms.figures.interaction import curves_of
+from tensortap.rooms.figures.explorer import curves_of
+from tensortap.rooms.figures.figures.theme import untyped
 from tests.figures.conftest import HOSTILE, training
 
 
@@ -88,11 +89,6 @@ def test_widgets_change_the_figure(run_path):
     assert list(shown.figure.layout.meta["names"]) == ["embed", "output"]
     shown.axis.value = True
     assert shown.figure.layout.yaxis.type == "log"
-    shown.search.value = r"^blocks"
-    assert shown.layers.options == ("blocks.0.up", "blocks.0.down")
-    assert list(shown.figure.layout.meta["names"]) == ["blocks.0.up", "blocks.0.down"]
-    shown.search.value = "("
-    assert "not a regular expression" in shown._message.value
     click(shown.figure, 0, 0, x=4)
     assert [shape.x0 for shape in shown.figure.layout.shapes] == [4]
     shown.layers.value = ()
@@ -245,8 +241,9 @@ def test_rejects_wrong_arguments(run_path, monkeypatch):
     with pytest.raises(NotFound, match="no Activation layer is called 'embde'"):
         viz.interactive(viz.exp_hist, run_path, layer="embde")
     monkeypatch.setitem(sys.modules, "anywidget", None)
+    monkeypatch.delitem(sys.modules, "tensortap.rooms.figures.explorer")
     with pytest.raises(MissingExtra, match="pip install ipywidgets anywidget"):
-        viz.interactive(viz.exp_hist, run_path)
+        importlib.import_module("tensortap.rooms.figures.explorer")
 
 
 def test_a_notebook_stores_plotly_once(run_path):

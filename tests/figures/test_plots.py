@@ -90,21 +90,6 @@ def test_kinds_of_tensors_are_facets(run_path):
         viz.scalar_line(run_path, kind="bar")
 
 
-def test_shapes_of_exponent_histograms(run_path):
-    bars, line, density = (
-        viz.exp_hist(run_path, tt="Activation", layer="embed", step=3, kind=kind).data[0]
-        for kind in ("bar", "line", "kde")
-    )
-    assert line.y == bars.y
-    assert [n + 0.5 for n in bars.x] == list(line.x)
-    width = density.x[1] - density.x[0]
-    assert np.sum(density.y) * width == pytest.approx(100)  # percent
-    middle = np.average(density.x, weights=density.y)
-    assert middle == pytest.approx(np.average(line.x, weights=line.y))
-    with pytest.raises(ValueError, match="kind must be 'bar', 'line' or 'kde', got 'pie'"):
-        viz.exp_hist(run_path, layer="embed", kind="pie")
-
-
 def test_number_formats_of_exponent_histograms(run_path):
     def words(formats, **options):
         figure = viz.exp_hist(

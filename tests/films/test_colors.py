@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 
 from tensortap import TensortapError
-from tensortap.rooms.films import colors
-from tensortap.rooms.films.colors import DIVERGING, SEQUENTIAL, color_table, parse_color
+from tensortap.rooms.films.style import (
+    DIVERGING,
+    NAN_COLOR,
+    NEGINF_COLOR,
+    POSINF_COLOR,
+    SEQUENTIAL,
+    color_table,
+    parse_color,
+)
 
 # simulations of color blindness (Machado, Oliveira and Fernandes 2009)
 BLIND = {
@@ -49,7 +56,7 @@ def test_ends_of_the_diverging_map_differ_for_everybody(kind):
 @pytest.mark.parametrize("colormap", [SEQUENTIAL, DIVERGING])
 def test_nan_and_inf_differ_from_both_maps(colormap):
     table = color_table(colormap).astype(int)
-    strange = np.array([colors.NAN_COLOR, colors.POSINF_COLOR, colors.NEGINF_COLOR])
+    strange = np.array([NAN_COLOR, POSINF_COLOR, NEGINF_COLOR])
     for color in strange:
         assert np.abs(table - color).sum(axis=1).min() > 90
     for a in range(3):

@@ -8,17 +8,18 @@ import pytest
 
 from tensortap.core.record import Kind, Number, Summary, TensorData
 from tensortap.rooms.figures.reals import reals, shrink
-from tensortap.rooms.films.colors import (
+from tensortap.rooms.films.frames import Painter, mode_for
+from tensortap.rooms.films.pictures import FrameContent
+from tensortap.rooms.films.style import (
+    MODES,
     NAN_COLOR,
     NEGINF_COLOR,
     POSINF_COLOR,
     SEQUENTIAL,
-    THEMES,
+    THEME,
+    Style,
     color_table,
 )
-from tensortap.rooms.films.frames import Painter, mode_for
-from tensortap.rooms.films.pictures import FrameContent
-from tensortap.rooms.films.style import MODES, Style
 from tests.films.filming import draw, near, record
 
 RNG = np.random.default_rng(0)
@@ -112,7 +113,7 @@ def test_shows_one_nan_among_four_million():
     x[1536, 512] = -np.inf
     frame = draw(x)
     picture = frame[60:430]
-    box = near(clean, THEMES["dark"].line, 0)  # its thin frame
+    box = near(clean, THEME.line, 0)  # its thin frame
     rows, columns = np.nonzero(box)
     for color, (down, across) in (
         (NAN_COLOR, (0.25, 0.75)), (POSINF_COLOR, (0.5, 0.5)), (NEGINF_COLOR, (0.75, 0.25)),

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensortap.rooms.figures.reals import counts_of
-from tensortap.rooms.films.colors import THEMES
+from tensortap.rooms.films.style import THEME
 from tests.films.filming import draw, near
 
-ACCENT = THEMES["dark"].accent
+ACCENT = THEME.accent
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ def test_reports_a_folder_that_cannot_be_created(tmp_path):
     [
         ({"format": "avi"}, "'mp4' or 'gif'"), ({"fps": 0}, "more than 0"),
         ({"max_frames": 0}, "at least 1"), ({"open_films": 0}, "at least 1"),
-        ({"mode": "x"}, "mode must be one of auto, image"), ({"theme": "pink"}, "dark or light"),
+        ({"mode": "x"}, "mode must be one of auto, image"),
         ({"size": 640}, "width and height"), ({"size": (640.0, 480.0)}, "width and height"),
         ({"size": (10, 10)}, "from 160x120 to 8192x8192"), ({"range": 5}, "a pair like"),
         ({"range": ("a", 2)}, "a pair like"), ({"range": (1, 0)}, "the smaller first"),

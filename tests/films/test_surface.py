@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tensortap.rooms.films import pictures
-from tensortap.rooms.films.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, STEPS
-from tensortap.rooms.films.style import Box
+from tensortap.rooms.films.style import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, STEPS, Box
 from tensortap.rooms.films.surface import _POINTS, SurfaceView
 from tests.films.filming import draw, near
 

@@ -314,9 +314,6 @@ def test_formats_of_a_run(tmp_path):
     assert rows.loc["ids", "values"] == 2
     assert len(run.formats("float16", step="all")) == 4
     assert run.formats("float16", step=1)["name"].tolist() == ["a", "b"]
-    assert run.formats("float16", kind="Optimiser_State")["name"].tolist() == ["b"]
-    assert run.formats("float16", kind=Kind.ACTIVATION, name="^a")["name"].tolist() == ["a"]
-    assert run.formats("float16", name="zzz").empty
 
 
 def test_formats_rejects_unknown_arguments(tmp_path):
@@ -325,7 +322,3 @@ def test_formats_rejects_unknown_arguments(tmp_path):
         run.formats("float7")
     with pytest.raises(tap.core.errors.NotFound, match="nothing at step 9; steps go from 3 to 3"):
         run.formats("float16", step=9)
-    with pytest.raises(tap.core.errors.NotFound, match="no kind is called 'Weigth'"):
-        run.formats("float16", kind="Weigth")
-    with pytest.raises(tap.core.errors.NotFound, match="step must be a number or 'all'"):
-        run.formats("float16", step="last")

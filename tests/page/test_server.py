@@ -61,7 +61,8 @@ def test_a_program_that_raises_has_crashed(tmp_path):
 
 
 def test_figures_are_those_of_viz(client, runs):
-    from tensortap.rooms.figures.figures import heatmap_figure, lines_figure
+    from tensortap.rooms.figures.figures.heatmap import heatmap_figure
+    from tensortap.rooms.figures.figures.lines import lines_figure
     from tensortap.table.table import table_of
 
     table = table_of(tap.open(runs / "a"))
@@ -107,7 +108,7 @@ def tensor(client, **asked):
 
 
 def test_draws_the_requested_slice(client):
-    from tensortap.rooms.figures.figures.encoding import untyped
+    from tensortap.rooms.figures.figures.theme import untyped
 
     found = good(tensor(client, name="cube", step=1, axes="0,2", at="0,2,0"))
     wanted = (np.arange(24).reshape(2, 3, 4) + 100)[:, 2, :]

@@ -10,19 +10,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from tensortap.rooms.provenance import Keeper, collect, modifications, packages, stored
+from tensortap.rooms.provenance import Keeper, collect, modifications, runtime, stored
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.slow
 
 FILES = {"runtime_info.json", "packages.json", "git_info.json"}
-NOT_EDITABLE = "from tensortap.rooms.provenance import packages; packages._origin = lambda *_: {}"
+NOT_EDITABLE = "from tensortap.rooms.provenance import runtime; runtime._origin = lambda *_: {}"
 
 
 @pytest.fixture(autouse=True)
 def not_editable(monkeypatch):
     """tensortap is editable here, and somebody may be editing it while the tests run."""
-    monkeypatch.setattr(packages, "_origin", lambda *_: {})
+    monkeypatch.setattr(runtime, "_origin", lambda *_: {})
 
 
 @pytest.fixture(autouse=True)
@@ -166,7 +166,7 @@ def test_update_metadata_describes_the_moment_of_the_call(python, repo, tmp_path
         cwd=repo.path,
     )
     (run,) = (tmp_path / "runs").iterdir()
-    own = "tensortap.rooms.provenance.packages._origin"  # patched by this test
+    own = "tensortap.rooms.provenance.runtime._origin"  # patched by this test
     found = [read(run, f"git_info{n}.json")["runtime_modifications"] for n in (".1", ".2", "")]
     assert [set(each) for each in found] == [{own}, {own, "textwrap.fill"}, {own}]
 

@@ -16,7 +16,7 @@ def test_imported_packages_and_their_location(python):
     info = json.loads(
         python("""
             import json, numpy, typing_extensions
-            from tensortap.rooms.provenance.packages import packages_info
+            from tensortap.rooms.provenance.runtime import packages_info
             print(json.dumps(packages_info()))
         """)
     )
@@ -47,7 +47,7 @@ def installed(tmp_path):
             (info / file.replace("__", ".")).write_text(content)
 
     def look(code=""):
-        code = f"{code}\nimport json; from tensortap.rooms.provenance.packages import packages_info"
+        code = f"{code}\nimport json; from tensortap.rooms.provenance.runtime import packages_info"
         code += "\nprint(json.dumps(packages_info()))"
         path = os.pathsep.join([str(folder), *sys.path])
         done = subprocess.run(

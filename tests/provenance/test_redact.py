@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensortap.rooms.provenance import collect, reproduce
-from tensortap.rooms.provenance.patch import redact_patch
+from tensortap.rooms.provenance.git import redact_patch
 from tensortap.rooms.provenance.redact import HIDDEN, Redactor, is_credential_file, is_secret_name
 from tests.provenance.conftest import Repo
 

@@ -72,7 +72,7 @@ def test_imports_nothing(python):
         import sys
         import tensortap.rooms.provenance
         from tensortap.rooms.provenance.runtime import runtime_info
-        from tensortap.rooms.provenance.packages import packages_info
+        from tensortap.rooms.provenance.runtime import packages_info
         runtime_info(), packages_info()
         print(*{"torch", "jax", "numpy", "pandas", "msgspec"} & set(sys.modules))
     """)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensortap.core.record import Kind, Record
-from tensortap.rooms.figures.figures.encoding import untyped
+from tensortap.rooms.figures.figures.theme import untyped
 from tensortap.rooms.ranks.figure import ranks_figure
 from tensortap.rooms.ranks.mesh import MeshLayout, group_keys, mesh_layout, rank_tree
 from tensortap.rooms.ranks.ranks import alike_groups, over_names, over_steps, uncompared

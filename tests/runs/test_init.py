@@ -255,13 +255,13 @@ def test_paths_hold_after_a_change_of_the_working_directory(program, tmp_path):
         os.chdir("..")
         run = tap.open(os.path.relpath(path))
         os.chdir("sub")
-        print(run.export("out.npz"), tap.receipt().dropped)
+        print(len(run.get_all("x")), run.get("y").sum(), tap.receipt().dropped)
         """
     )
-    assert out.split() == ["121", "0"]
+    assert out.split() == ["120", "3.0", "0"]
     found = {path.name for path in tmp_path.iterdir()}
     assert {"runs", "films", "traced.h5"} <= found
-    assert [path.name for path in (tmp_path / "sub").iterdir()] == ["out.npz"]
+    assert not list((tmp_path / "sub").iterdir())
 
 
 REPLACED = """

@@ -154,7 +154,7 @@ def test_logframe(run_path):
 
 
 def test_reports_values_outside_the_range_of_a_logframe(run_path):
-    from tensortap.rooms.figures.figures import exponents_figure
+    from tensortap.rooms.figures.figures.exponents import exponents_figure
 
     narrow = table_of(tap.open(run_path).logframe(exponents=(-3, 2)))
     whole = table_of(run_path)
@@ -282,7 +282,7 @@ def test_starts_over_when_a_bounded_source_has_evicted_many_rows(monkeypatch):
 
 
 def test_figures_hold_the_lock(table):
-    from tensortap.rooms.figures.figures import lines_figure
+    from tensortap.rooms.figures.figures.lines import lines_figure
 
     held = []
 

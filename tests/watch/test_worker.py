@@ -13,7 +13,6 @@ import pytest
 
 import tensortap as tap
 from tensortap.core.record import Kind
-from tensortap.rooms.watch import launch
 from tensortap.rooms.watch import watcher as watchers
 from tests.capture.sink_contract import SinkContract, record
 from tests.processes import gone, wait_for
@@ -84,7 +83,7 @@ class _Seen:
 # -- starting --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", launch.START_METHODS)
+@pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_processes_records_with_every_start_method(start, notes, method):
     watcher = start(notes, start_method=method)
     watcher.catch(3.5, "loss")

@@ -14,7 +14,7 @@ from tensortap.api.lookup import Values
 from tensortap.capture.ledger import Receipt
 from tensortap.core.arguments import checked
 from tensortap.core.errors import NotFound, TensortapError
-from tensortap.core.record import Kind, Opaque, Record
+from tensortap.core.record import Opaque, Record
 from tensortap.core.rooms import offer
 from tensortap.live.answers import NameRow
 from tensortap.runs.layout import RUN_FILE, run_state
@@ -131,12 +131,6 @@ class Run(Values):
         windows: int = offer("run.compact")(self.reader, executor)
         return windows
 
-    @checked
-    def export(self, target: str | Path, *, names: str | None = None) -> int:
-        """Write the run to ``.npz``, ``.parquet`` or a folder; return how many records."""
-        records: int = offer("run.export")(self, target, names=names)
-        return records
-
     def dataset(self) -> ds.Dataset:
         """Return the records as a `pyarrow.dataset.Dataset`, one row each, as they are now.
 
@@ -216,23 +210,16 @@ class Run(Values):
 
     @checked
     def formats(
-        self,
-        dtype: str,
-        *,
-        name: str | None = None,
-        kind: Kind | str | None = None,
-        step: int | str | None = None,
-        compute: bool = True,
+        self, dtype: str, *, step: int | str | None = None, compute: bool = True
     ) -> pd.DataFrame:
         """Return what each tensor would lose in a format (``"float8_e4m3fn"``), and its best scale.
 
         By default for the latest step of each tensor; `step` is another one, or ``"all"``. All
-        ranks and calls of a step count together. `name` is a regular expression. Block
-        formats need values: see `tap.viz.quantize_error`.
+        ranks and calls of a step count together.
         """
         need_pandas("run.formats()")
         table = self.table(compute=compute)
-        frame: pd.DataFrame = offer("run.formats")(table, dtype, name=name, kind=kind, step=step)
+        frame: pd.DataFrame = offer("run.formats")(table, dtype, step=step)
         return frame
 
     @checked

@@ -17,8 +17,8 @@ import torch
 
 import tensortap as tap
 from tensortap.core.errors import MissingExtra, TensortapError
-from tensortap.rooms.trace.hdf5 import callback
-from tensortap.rooms.trace.hdf5.writer import link_name, path_of
+from tensortap.rooms.trace import hdf5
+from tensortap.rooms.trace.hdf5 import link_name, path_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -268,7 +268,7 @@ def test_without_h5py(tmp_path, monkeypatch):
 
 def test_each_rank_has_its_own_file(tmp_path, monkeypatch):
     saver = tap.HDF5(tmp_path / "x.h5")
-    monkeypatch.setattr("tensortap.rooms.trace.hdf5.callback.rank_and_world_size", lambda: (3, 4))
+    monkeypatch.setattr("tensortap.rooms.trace.hdf5.rank_and_world_size", lambda: (3, 4))
     assert saver.path == tmp_path / "x_rank3.h5"
 
 
@@ -293,8 +293,8 @@ def grow(saver, step):
 """
 WRITER = """
 import sys, tensortap as tap
-from tensortap.rooms.trace.hdf5 import callback
-callback._FLUSH_INTERVAL = 1e9
+from tensortap.rooms.trace import hdf5
+hdf5._FLUSH_INTERVAL = 1e9
 saver = tap.HDF5(sys.argv[1], **eval(sys.argv[2]))
 flushed, steps = eval(sys.argv[3])
 for step in range(steps):
@@ -351,7 +351,7 @@ def test_kill_9_keeps_what_was_flushed(tmp_path, options, unflushed):
 
 def test_default_flush_interval(tmp_path, monkeypatch):
     now = 100.0
-    monkeypatch.setattr(callback, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(hdf5, "time", SimpleNamespace(monotonic=lambda: now))
     saver = tap.HDF5(tmp_path / "x.h5")
     seen = []
     for step in range(6):

@@ -53,7 +53,6 @@ def movements(found: Sequence[Movement]) -> list[MovementSums]:
 
 
 def squares(arrays: Sequence[NDArray[Any]]) -> list[float]:
-    """Return the sum of the squares of each array."""
     return [each.squares for each in movements([Movement(array) for array in arrays])]
 
 

@@ -67,7 +67,6 @@ class Norms(Analysis):
         self._placements.clear()
 
     def _give_sums(self, quantity: str, found: Mapping[str, float]) -> None:
-        """Give the norms of modules, and of the model."""
         if not found:
             return
         sharded = joined(self._placements.get(name, "") for name in found)

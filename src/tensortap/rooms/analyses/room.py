@@ -9,5 +9,5 @@ ROOM = Room(
     needs=("figures", "track"),
     tabs=(Tab("analyses.js", 55),),
     routes="tensortap.rooms.analyses.routes:ROUTES",
-    offers={"track.option.analyses": "tensortap.rooms.analyses.analyzing:Analyses"},
+    offers={"track.option.analyses": "tensortap.rooms.analyses.analysis:Analyses"},
 )

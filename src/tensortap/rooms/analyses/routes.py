@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tensortap.core.record import Kind
 from tensortap.page.responses import PageRequest, PageRoute
-from tensortap.rooms.figures.figures import sparkline
+from tensortap.rooms.figures.figures.training import sparkline
 from tensortap.rooms.figures.routes import searched, table_and_rank
 from tensortap.table.table import Table, locked
 from tensortap.text.tensors import number
@@ -53,7 +53,6 @@ def layer_lines(
 
 
 def analyses(request: PageRequest) -> dict[str, Any]:
-    """Return quantities of layers as SVG paths."""
     table, rank = table_and_rank(request)
     names = by_layer(table.layers(Kind.HEALTH.value))
     found = searched(request, names)

@@ -106,7 +106,6 @@ class BlackBox:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The last verdict."""
         return self.verdicts[-1] if self.verdicts else None
 
     # -- keeping --------------------------------------------------------------------------------

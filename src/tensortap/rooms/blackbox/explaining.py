@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensortap.core.files import plain
 from tensortap.core.record import Record
-from tensortap.rooms.ops.operation_records import NonFiniteOperation
-from tensortap.rooms.ops.ops import OperationRecorder
+from tensortap.rooms.ops.ops import NonFiniteOperation, OperationRecorder
 
 if TYPE_CHECKING:
     from tensortap.rooms.blackbox.torch import Kept, TorchTraining

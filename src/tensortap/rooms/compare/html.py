@@ -18,11 +18,10 @@ from tensortap.page.encoding import typed
 from tensortap.rooms.compare.provenance import rows_of
 from tensortap.rooms.compare.report import CompareReport, Difference, gaps
 from tensortap.rooms.compare.text import figures_of_row
-from tensortap.rooms.figures.figures.encoding import Figure, Floats, labels
 from tensortap.rooms.figures.figures.parts import (
     flat_trace,
 )
-from tensortap.rooms.figures.figures.theme import COLORS, layout, scale
+from tensortap.rooms.figures.figures.theme import COLORS, Figure, Floats, labels, layout, scale
 from tensortap.rooms.report.html_file import (
     HtmlReport,
     details,

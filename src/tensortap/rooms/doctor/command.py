@@ -50,7 +50,6 @@ def doctor(
 
 
 def examine(server: str | None) -> dict[str, Any]:
-    """Return everything that the doctor checks."""
     from tensortap._version import __version__
     from tensortap.core import buffers, limits
     from tensortap.live import keys

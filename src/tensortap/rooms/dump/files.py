@@ -77,7 +77,6 @@ def format_of(obj: object) -> FileFormat:
 
 
 def save_file(obj: object, path: Path) -> None:
-    """Save an object in the format of its type."""
     format_of(obj).save(obj, path)
 
 

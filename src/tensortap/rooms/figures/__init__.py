@@ -15,7 +15,7 @@ from tensortap.core.rooms import lazy
 
 if TYPE_CHECKING:
     from tensortap.api.lookup import summarize
-    from tensortap.rooms.figures.interaction import interactive
+    from tensortap.rooms.figures.explorer import interactive
     from tensortap.rooms.figures.plots import (
         exp_hist,
         report,
@@ -25,13 +25,11 @@ if TYPE_CHECKING:
         tensor,
         training,
     )
-    from tensortap.rooms.formats.blocks import quantize_error
     from tensortap.rooms.logframe.read import read_logframe, validate_logframe
 
 __all__ = [
     "exp_hist",
     "interactive",
-    "quantize_error",
     "read_logframe",
     "report",
     "save",
@@ -46,8 +44,7 @@ __getattr__ = lazy(
     __name__,
     {
         "exp_hist": "tensortap.rooms.figures.plots:exp_hist",
-        "interactive": "tensortap.rooms.figures.interaction:interactive",
-        "quantize_error": "tensortap.rooms.formats.blocks:quantize_error",
+        "interactive": "tensortap.rooms.figures.explorer:interactive",
         "read_logframe": "tensortap.rooms.logframe.read:read_logframe",
         "report": "tensortap.rooms.figures.plots:report",
         "save": "tensortap.rooms.figures.plots:save",

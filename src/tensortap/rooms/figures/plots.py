@@ -29,16 +29,12 @@ from tensortap.core.errors import MissingExtra, NotFound, TensortapError
 from tensortap.core.record import Kind
 from tensortap.core.rooms import offer
 from tensortap.live.reader import LiveReader
-from tensortap.rooms.figures.figures import (
-    exponents_figure,
-    heatmap_figure,
-    lines_figure,
-    tensor_figure,
-    training_figure,
-)
-from tensortap.rooms.figures.figures.encoding import with_arrays
-from tensortap.rooms.figures.figures.exponents import Formats
-from tensortap.rooms.figures.figures.theme import themed
+from tensortap.rooms.figures.figures.exponents import Formats, exponents_figure
+from tensortap.rooms.figures.figures.heatmap import heatmap_figure
+from tensortap.rooms.figures.figures.lines import lines_figure
+from tensortap.rooms.figures.figures.tensors import tensor_figure
+from tensortap.rooms.figures.figures.theme import themed, with_arrays
+from tensortap.rooms.figures.figures.training import training_figure
 from tensortap.table.columns import VALUE
 from tensortap.table.selection import (
     Layers,
@@ -54,7 +50,7 @@ from tensortap.table.table import Table, table_of
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from tensortap.rooms.figures.figures.encoding import Figure
+    from tensortap.rooms.figures.figures.theme import Figure
 
 Tensors = Kind | str | Iterable[Kind | str] | None
 _UNSET: Any = object()
@@ -216,7 +212,6 @@ def exp_hist(
     layer: Layers = None,
     tt: Tensors = None,
     step: int | None = None,
-    kind: str = "bar",
     rank: int | str | None = None,
     dtype_annotation: Formats = None,
     log: bool = False,
@@ -227,8 +222,7 @@ def exp_hist(
     """Draw how the values of layers are spread over powers of two, at a step (the last one).
 
     `dtype_annotation` draws the range of a number format (``"float8_e4m3fn"``), of several, or of
-    the dtype that a tensor had (True), with the shares that it would lose. `kind` is ``"bar"``,
-    ``"line"`` or ``"kde"``, a density smoothed over half a power of two. Several `tt` get panels
+    the dtype that a tensor had (True), with the shares that it would lose. Several `tt` get panels
     of their own.
     """
     check_options(theme, col_wrap)
@@ -237,7 +231,7 @@ def exp_hist(
     first = next(iter(names))
     figure = exponents_figure(
         table, name=names, kind=first, step=choose_step(table, first, names[first], step),
-        rank=rank, dtype_annotation=dtype_annotation, shape=kind, log=log, col_wrap=col_wrap,
+        rank=rank, dtype_annotation=dtype_annotation, log=log, col_wrap=col_wrap,
     )  # fmt: skip
     return plotly_figure(figure, theme)
 

@@ -23,7 +23,7 @@ def film(
     fps: float = typer.Option(20.0, help="Frames per second."),
     colors: str = typer.Option(
         "follow", "--range", metavar="RULE",
-        help="follow, exact, or two numbers: --range=-1,1",
+        help="follow, or two numbers: --range=-1,1",
     ),
     rank: int | None = typer.Option(None, help="Rank. Default: the lowest."),
     kind: str | None = typer.Option(None, help="Weight, Gradient, …, if there are several."),
@@ -32,7 +32,7 @@ def film(
     ),
 ) -> None:  # fmt: skip
     """Film the tensors that a run holds under one name."""
-    from tensortap.rooms.films.film import film as make
+    from tensortap.rooms.films.recorder import film as make
     from tensortap.runs.run_reader import RunReader
 
     with progress_bar("filming") as progress:

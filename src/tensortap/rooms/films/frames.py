@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.core.record import Record
-from tensortap.rooms.films.canvas import Canvas, fitted
-from tensortap.rooms.films.legend import draw_heading, draw_statistics
+from tensortap.rooms.films.canvas import Canvas, draw_heading, draw_statistics, fitted
 from tensortap.rooms.films.pictures import (
     FrameContent,
     HistogramPicture,
@@ -24,7 +23,6 @@ class MessagePicture(Picture):
     """A single number as text, or the reason why there is nothing to draw."""
 
     def draw(self, canvas: Canvas, content: FrameContent) -> None:
-        """Write the text."""
         words = "no numbers to draw"
         if content.array is not None and content.array.size == 1 and content.summary is not None:
             words = number(content.summary.min, 6)

@@ -11,25 +11,22 @@ from numpy.typing import NDArray
 
 from tensortap.core.record import Record, Summary, TensorData
 from tensortap.rooms.figures.reals import Range, counts_of, shares_of, shrink
-from tensortap.rooms.films.canvas import Canvas
-from tensortap.rooms.films.colors import (
+from tensortap.rooms.films.canvas import Canvas, draw_cell_axes, draw_color_bar, draw_plot_axes
+from tensortap.rooms.films.style import (
     DIVERGING,
     NAN,
     NEGINF,
     POSINF,
     SEQUENTIAL,
     STEPS,
-    color_table,
-    pixel_table,
-)
-from tensortap.rooms.films.legend import draw_cell_axes, draw_color_bar, draw_plot_axes
-from tensortap.rooms.films.style import (
     Box,
     FrameLayout,
     RangeFollower,
     Style,
     Ticks,
     as_shares,
+    color_table,
+    pixel_table,
     ticks,
 )
 from tensortap.runs.reader import value_of
@@ -65,7 +62,6 @@ class FrameContent:
         return self.summary is not None and self.summary.finite == self.summary.count
 
     def reshaped(self, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Return the tensor in another shape."""
         assert self.array is not None
         return self.array.reshape(shape)
 
@@ -168,7 +164,6 @@ class ImagePicture(Picture):
         self.scale = ColorScale(style)
 
     def draw(self, canvas: Canvas, content: FrameContent) -> None:
-        """Draw the cells, their axes and the color bar."""
         self.scale.update(content.summary)
         layout, room = self._layout, self._layout.room
         rows, columns = content.inner
@@ -230,7 +225,6 @@ class HistogramPicture(Picture):
         self._limits: Range = (0.0, 1.0)
 
     def draw(self, canvas: Canvas, content: FrameContent) -> None:
-        """Draw the bars."""
         assert content.array is not None
         if content.summary is not None:
             self._limits = self._across.next(content.summary.min, content.summary.max)

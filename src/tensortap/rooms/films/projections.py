@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 
 from tensortap.core.errors import MissingExtra
 from tensortap.rooms.figures.reals import reals
-from tensortap.rooms.films.canvas import Canvas
-from tensortap.rooms.films.colors import SEQUENTIAL, STEPS, color_table
-from tensortap.rooms.films.legend import draw_plot_axes
+from tensortap.rooms.films.canvas import Canvas, draw_plot_axes
 from tensortap.rooms.films.pictures import FrameContent, Picture
 from tensortap.rooms.films.style import (
     SEED,
+    SEQUENTIAL,
+    STEPS,
     FrameLayout,
     RangeFollower,
     Style,
     as_shares,
+    color_table,
     ticks,
 )
 
@@ -56,10 +57,9 @@ class ProjectionPicture(Picture):
         self._axes: tuple[int, NDArray[Any], NDArray[Any]] | None = None
         self._last: tuple[tuple[int, int], NDArray[Any]] | None = None  # shape and points of t-SNE
         self._followers = RangeFollower("follow"), RangeFollower("follow")
-        table = color_table(SEQUENTIAL)
         # without the end that is too close to the background
-        start = 0.12 if style.theme == "dark" else 0.0
-        self._table = table[[round(start * STEPS + 0.88 * i) for i in range(STEPS)]]
+        shown = [round(0.12 * STEPS + 0.88 * i) for i in range(STEPS)]
+        self._table = color_table(SEQUENTIAL)[shown]
 
     def draw(self, canvas: Canvas, content: FrameContent) -> None:
         """Draw the rows as points, the first row in the darkest color."""

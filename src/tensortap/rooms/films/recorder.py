@@ -1,4 +1,4 @@
-"""The recorder: one film per name.
+"""The recorder: one film per name; and the film of one name in a stored run.
 
 Until its first record a `Recorder` is only settings. It can be pickled, so that it can be created
 in one process and film in another. The number of films is bounded, because each takes memory until
@@ -11,15 +11,21 @@ import itertools
 import logging
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensortap.core.arguments import check_choice, check_count, check_path
+import msgspec
+
+from tensortap.core.arguments import check_choice, check_count, check_path, checked
+from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.record import Kind, Record
 from tensortap.rooms.films.style import Style
 from tensortap.rooms.films.video import FORMATS, FilmError, VideoWriter, check_fps
 from tensortap.runs.folders import file_name
+from tensortap.runs.reader import Reader, find_all
+from tensortap.runs.run_reader import RunReader
+from tensortap.values.snapshot import borrow
 
 log = logging.getLogger("tensortap")
 
@@ -28,8 +34,8 @@ class Recorder:
     """Films tensors, one film per name: call it with records, then `close` it.
 
     `mode` is ``auto`` (matrices as images, others as histograms),
-    ``image``, ``surface``, ``histogram``, ``pca`` or ``tsne``; `range` is ``follow``,
-    ``exact`` or a pair. A new file starts after `max_frames`.
+    ``image``, ``surface``, ``histogram``, ``pca`` or ``tsne``; `range` is ``follow``
+    or a pair. A new file starts after `max_frames`.
 
     >>> import tempfile, numpy
     >>> from tensortap.core.record import Kind, Record, TensorData
@@ -50,7 +56,6 @@ class Recorder:
         fps: float = 20,
         mode: str = "auto",
         range: str | tuple[float, float] = "follow",  # noqa: A002  the word that people expect
-        theme: str = "dark",
         legend_color: str | Sequence[int] | None = None,
         max_frames: int | None = None,
         format: str = "mp4",  # noqa: A002  the word that people expect
@@ -63,7 +68,7 @@ class Recorder:
         if max_frames is not None:
             check_count("max_frames", max_frames)
         check_count("open_films", open_films)
-        self.style = Style(size, mode, range, theme, legend_color)
+        self.style = Style(size, mode, range, legend_color)
         self.folder = Path(folder).absolute()
         self.max_frames, self.open_films = max_frames, open_films
         self._reset()
@@ -153,7 +158,6 @@ class Film:
         self._writer: VideoWriter | None = None
 
     def draw(self, record: Record) -> None:
-        """Add the frame of a record."""
         frame = self._painter.draw(record)
         most = self._recorder.max_frames
         if self._writer is not None and most is not None and self._writer.frames >= most:
@@ -184,7 +188,6 @@ class Film:
         raise AssertionError("unreachable")
 
     def close(self) -> None:
-        """Complete the file."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
@@ -202,3 +205,76 @@ def film_name(name: str, kind: Kind, rank: int, device: str) -> str:
     words.append(f"rank{rank}")
     plain = re.sub(r"[^A-Za-z0-9]+", "", device)[:20]
     return "-".join([*words, plain] if plain else words)
+
+
+Progress = Callable[[int, int], object]
+
+
+@checked
+def film(
+    reader: Reader,
+    name: str,
+    target: str | Path,
+    *,
+    rank: int | None = None,
+    kind: Kind | str | None = None,
+    steps: tuple[int | None, int | None] | None = None,
+    fps: float = 20,
+    progress: Progress | None = None,
+    **style: Any,
+) -> int:
+    """Make a film of all records of a name, oldest first; return the number of frames.
+
+    `rank` is by default the lowest one. The suffix of `target` gives the format: ``.mp4`` or
+    ``.gif``. `style` is as for a `Recorder`.
+    """
+    from tensortap.rooms.films.frames import Painter
+
+    target = Path(target)
+    form = target.suffix.lower().removeprefix(".")
+    if form not in FORMATS:
+        raise TensortapError(f"{target}: a film is .mp4 or .gif")
+    fps = check_fps(fps)
+    chosen = Style(**style)
+    heads = _records_of(reader, name, rank, kind, *(steps or (None, None)))
+    if target.exists():
+        raise TensortapError(f"{target} already exists; choose another name")
+    painter = Painter(chosen)
+    writer = VideoWriter(target, form, chosen.size, fps)
+    try:
+        for done, head in enumerate(heads, start=1):
+            writer.write(painter.draw(_load(reader, head)))
+            if progress is not None:
+                progress(done, len(heads))
+    finally:
+        writer.close()
+    return len(heads)
+
+
+def _load(reader: Reader, head: Record) -> Record:
+    """Return a record with its value, even if that is a file of its own."""
+    record = reader.load(head)
+    file = record.tags.get("file")
+    if file is None or not isinstance(reader, RunReader):
+        return record
+    return msgspec.structs.replace(record, value=borrow(reader.load_file(file)))
+
+
+def _records_of(
+    reader: Reader, name: str, rank: int | None, kind: Kind | str | None, *steps: int | None
+) -> list[Record]:
+    """Return the records of one rank and kind by steps; raise NotFound if none fits."""
+    records = find_all(reader, name, rank=rank, kind=kind)
+    if rank is None:
+        lowest = min(record.rank for record in records)
+        records = [record for record in records if record.rank == lowest]
+    kinds = sorted({record.kind.value for record in records})
+    if len(kinds) > 1:
+        raise NotFound(f"{name!r} exists as {' and '.join(kinds)}; pass kind={kinds[0]!r}")
+    records = sorted(records, key=lambda record: (record.step, record.seq))
+    low, high = records[0].step, records[-1].step
+    first, last = (low if steps[0] is None else steps[0]), (high if steps[1] is None else steps[1])
+    kept = [record for record in records if first <= record.step <= last]
+    if not kept:
+        raise NotFound(f"steps: no {name!r} within them; captured steps are {low} to {high}")
+    return kept

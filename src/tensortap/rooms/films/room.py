@@ -8,5 +8,5 @@ ROOM = Room(
     name="films",
     needs=("figures",),
     commands={"film": "tensortap.rooms.films.command:film"},
-    offers={"run.film": "tensortap.rooms.films.film:film"},
+    offers={"run.film": "tensortap.rooms.films.recorder:film"},
 )

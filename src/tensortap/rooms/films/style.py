@@ -1,4 +1,4 @@
-"""Options for the frames of a film, their layout, the range of a film, and ticks."""
+"""Options for the frames of a film: colors, layout, range and ticks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,106 @@ import numbers
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tensortap.core.errors import TensortapError
 from tensortap.rooms.figures.reals import Range, nonempty
-from tensortap.rooms.films.colors import THEMES, FilmTheme, mixed, parse_color
 from tensortap.text.tensors import number
+
+Rgb = tuple[int, int, int]
+
+STEPS = 253  # colors of a map; with the three below, an index fits in one byte
+NAN, POSINF, NEGINF = 253, 254, 255
+
+NAN_COLOR: Rgb = (255, 0, 220)
+POSINF_COLOR: Rgb = (255, 45, 45)
+NEGINF_COLOR: Rgb = (0, 229, 255)
+
+SEQUENTIAL = "310047 43337c 1f689d 009d90 5ac576 c7e03e fff467"
+DIVERGING = "123780 2f6eb5 70acd8 c1dbeb f3f4f1 e9d3b6 dc914b a65216 65280d"
+
+
+class FilmTheme(NamedTuple):
+    """The colors around a picture."""
+
+    background: Rgb
+    panel: Rgb  # behind a plot
+    ink: Rgb  # headings and numbers
+    dim: Rgb  # labels and ticks
+    line: Rgb  # axes and grids
+    accent: Rgb  # bars, curves, the message
+
+
+THEME = FilmTheme(
+    (15, 18, 25), (22, 27, 36), (236, 240, 246), (142, 153, 170), (52, 60, 74), (86, 180, 233)
+)
+
+
+def parse_color(color: str | Sequence[int]) -> Rgb:
+    """Return red, green and blue of ``"#rrggbb"``, a color name, or three numbers.
+
+    >>> parse_color("#ff8000"), parse_color("white"), parse_color((1, 2, 3))
+    ((255, 128, 0), (255, 255, 255), (1, 2, 3))
+    """
+    if isinstance(color, str):
+        from PIL import ImageColor
+
+        try:
+            red, green, blue = ImageColor.getrgb(color)[:3]
+        except ValueError:
+            raise TensortapError(
+                f"unknown color {color!r}: use '#rrggbb', a name like 'orange', or three numbers"
+            ) from None
+        return red, green, blue
+    try:
+        numbers = tuple(int(part) for part in color)
+    except (TypeError, ValueError):
+        numbers = ()
+    if len(numbers) != 3 or not all(0 <= part <= 255 for part in numbers):
+        raise TensortapError(f"a color is three numbers from 0 to 255, got {color!r:.80}")
+    return numbers[0], numbers[1], numbers[2]
+
+
+def mixed(a: Rgb, b: Rgb, share: float) -> Rgb:
+    """Return a color between two.
+
+    >>> mixed((0, 0, 0), (100, 200, 50), 0.5)
+    (50, 100, 25)
+    """
+    red, green, blue = (round(x + (y - x) * share) for x, y in zip(a, b, strict=True))
+    return red, green, blue
+
+
+def color_table(colormap: str) -> NDArray[np.uint8]:
+    """Return the ``(253, 3)`` colors of a map, given by its anchors.
+
+    >>> color_table("000000 ffffff")[[0, -1]].tolist()
+    [[0, 0, 0], [255, 255, 255]]
+    """
+    anchors = np.array([tuple(bytes.fromhex(color)) for color in colormap.split()], np.float64)
+    at = np.linspace(0, len(anchors) - 1, STEPS)
+    parts = [np.interp(at, np.arange(len(anchors)), part) for part in anchors.T]
+    table: NDArray[np.uint8] = np.rint(np.stack(parts, 1)).astype(np.uint8)
+    return table
+
+
+def packed(rgb: Any) -> NDArray[np.uint32]:
+    """Return colors as pixels of four bytes: red, green, blue, 255.
+
+    >>> packed([[1, 2, 3]]).view(np.uint8).tolist()
+    [1, 2, 3, 255]
+    """
+    colors = np.asarray(rgb, np.uint8)
+    pixels = np.full((*colors.shape[:-1], 4), 255, np.uint8)
+    pixels[..., :3] = colors
+    return pixels.view(np.uint32)[..., 0]
+
+
+def pixel_table(table: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    """Return 256 pixels: the colors of a map, then those of NaN, +Inf and -Inf."""
+    return packed(np.concatenate([table, [NAN_COLOR, POSINF_COLOR, NEGINF_COLOR]]))
+
 
 MODES = ("auto", "image", "surface", "histogram", "pca", "tsne")
 SEED = 0  # for sampling rows, and for t-SNE: the same film each time
@@ -32,16 +128,13 @@ class Box(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Return the width in pixels."""
         return self.right - self.left
 
     @property
     def height(self) -> int:
-        """Return the height in pixels."""
         return self.bottom - self.top
 
     def centered(self, width: int, height: int) -> Box:
-        """Return a box of this size in the middle."""
         left = self.left + (self.width - width) // 2
         top = self.top + (self.height - height) // 2
         return Box(left, top, left + width, top + height)
@@ -64,14 +157,11 @@ class Style:
     size: tuple[int, int] = (640, 480)
     mode: str = "auto"
     range: str | tuple[float, float] = "follow"
-    theme: str = "dark"
     legend_color: str | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise TensortapError(f"mode must be one of {', '.join(MODES)}; got {self.mode!r}")
-        if str(self.theme) not in THEMES:
-            raise TensortapError(f"theme must be {' or '.join(THEMES)}, got {self.theme!r}")
         size: Any = self.size
         if not _is_pair(size, numbers.Integral) or not (
             _MIN_SIZE[0] <= size[0] <= _MAX_SIZE and _MIN_SIZE[1] <= size[1] <= _MAX_SIZE
@@ -93,11 +183,10 @@ class Style:
     @property
     def colors(self) -> FilmTheme:
         """Return the theme, with the chosen color of the text."""
-        theme = THEMES[self.theme]
         if self.legend_color is None:
-            return theme
+            return THEME
         ink = parse_color(self.legend_color)
-        return theme._replace(ink=ink, dim=mixed(ink, theme.background, 0.35))
+        return THEME._replace(ink=ink, dim=mixed(ink, THEME.background, 0.35))
 
 
 class FrameLayout(NamedTuple):
@@ -150,7 +239,7 @@ class RangeFollower:
     """The range of a film, frame by frame.
 
     ``"follow"`` grows at once, so that no value lies outside, and shrinks slowly, so that nothing
-    flickers. ``"exact"`` is the range of each frame. A pair is used as it is.
+    flickers. A pair is used as it is.
 
     >>> follower = RangeFollower("follow")
     >>> follower.next(0.0, 1.0), follower.next(0.0, 2.0), follower.next(0.0, 1.0)
@@ -159,10 +248,8 @@ class RangeFollower:
 
     def __init__(self, rule: str | Range) -> None:
         if isinstance(rule, str):
-            if rule not in ("follow", "exact"):
-                raise TensortapError(
-                    f"range must be 'follow', 'exact' or a pair like (-1, 1), got {rule!r}"
-                )
+            if rule != "follow":
+                raise TensortapError(f"range must be 'follow' or a pair like (-1, 1), got {rule!r}")
         elif len([*rule]) != 2 or not all(map(math.isfinite, rule)) or rule[0] >= rule[1]:
             raise TensortapError(f"range must be two numbers, the smaller first; got {rule}")
         self._rule = rule
@@ -179,7 +266,7 @@ class RangeFollower:
             low, high = max(low, -_LARGEST), min(high, _LARGEST)
             if symmetric:
                 low, high = -max(abs(low), abs(high)), max(abs(low), abs(high))
-            if math.isnan(self._low) or self._rule == "exact":
+            if math.isnan(self._low):
                 self._low, self._high = low, high
             else:
                 self._low = min(low, self._low + (low - self._low) * _SHRINK)

@@ -15,9 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.rooms.figures.reals import shares_of, shrink
-from tensortap.rooms.films.canvas import Canvas
-from tensortap.rooms.films.colors import NAN, STEPS, Rgb, mixed, packed
-from tensortap.rooms.films.legend import draw_color_bar
+from tensortap.rooms.films.canvas import Canvas, draw_color_bar
 from tensortap.rooms.films.pictures import (
     ColorScale,
     FrameContent,
@@ -25,7 +23,7 @@ from tensortap.rooms.films.pictures import (
     color_indices,
     shrink_note,
 )
-from tensortap.rooms.films.style import Box, FrameLayout, Style
+from tensortap.rooms.films.style import NAN, STEPS, Box, FrameLayout, Rgb, Style, mixed, packed
 
 Array = NDArray[Any]
 
@@ -45,7 +43,6 @@ class SurfacePicture(Picture):
         self._empty: NDArray[np.uint32] | None = None  # a frame without the surface
 
     def draw(self, canvas: Canvas, content: FrameContent) -> None:
-        """Draw the surface, the edges around it and the color bar."""
         self.scale.update(content.summary)
         self.note = shrink_note(content.inner, (_POINTS, _POINTS), "point")
         layout, box, theme = self._layout, self._layout.room, self._layout.colors

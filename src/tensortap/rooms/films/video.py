@@ -166,7 +166,6 @@ class FilmFile(io.FileIO):
 
     @property
     def is_owner(self) -> bool:
-        """Return whether this process created the file."""
         return os.getpid() == self._owner
 
     def write(self, data: Any) -> int:

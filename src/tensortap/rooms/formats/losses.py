@@ -10,14 +10,25 @@ from __future__ import annotations
 import functools
 import math
 import re
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.core.dtypes import DTYPES
 from tensortap.core.errors import NotFound
+from tensortap.rooms.logframe.frame import layer_names, rows_with_statistics, tensor_types
 from tensortap.table.columns import Exponents
+from tensortap.table.kinds import need_pandas
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from numpy.typing import NDArray
+
+    from tensortap.table.table import Table
+
+    Integers = NDArray[np.int64]
+
 
 Counts = NDArray[np.int64]
 Reals = NDArray[np.float64]
@@ -182,3 +193,60 @@ def shares(tensors: Exponents, target: Limits) -> dict[str, Any]:
         columns["shift"] = shift
         columns["scaled"] = (scaled.underflow_at_most + scaled.overflow_at_most) / plain.values
     return columns
+
+
+# -- the frame of `run.formats` -----------------------------------------------------------------
+
+_AT_ONCE = 1 << 16  # tensors whose exponent counts are in memory together
+
+
+def formats_of(table: Table, dtype: str, *, step: int | str | None = None) -> pd.DataFrame:
+    """Return one row per tensor and step: the shares lost of nonzero values, and the best scale.
+
+    Without `step`, these are the latest steps of each tensor.
+    """
+    pd = need_pandas("run.formats()")
+    import pyarrow as pa
+
+    target = limits(dtype)
+    rows, cells = rows_with_statistics(table, ["tags"])
+    columns = {
+        "name": layer_names(table, rows, cells),
+        "tensor_type": tensor_types(table, rows, cells),
+        "step": table.step[rows],
+    }
+    keys = pa.table(columns).to_pandas()
+    steps, wanted = keys["step"], step
+    if step is None:
+        wanted = keys.groupby(["name", "tensor_type"])["step"].transform("max")
+    chosen = np.flatnonzero((steps == wanted) | (step == "all"))
+    if len(steps) and not len(chosen):
+        raise NotFound(f"nothing at step {step}; steps go from {steps.min()} to {steps.max()}")
+    keys, rows = keys.iloc[chosen].reset_index(drop=True), rows[chosen]
+    groups = keys.groupby(["name", "tensor_type", "step"], sort=False)
+    tensors = groups.size().reset_index().drop(columns=0)
+    group = groups.ngroup().to_numpy()
+    order = np.argsort(group, kind="stable")
+    starts = range(0, len(tensors), _AT_ONCE)
+    parts = []
+    for part in np.split(order, np.searchsorted(group[order], starts)[1:]):  # whole groups
+        lost = shares(_grouped_exponents(table, rows[part], group[part]), target)
+        parts.append(pd.DataFrame(lost))
+    frame = pd.concat([tensors, pd.concat(parts, ignore_index=True)], axis=1)
+    frame.insert(list(frame.columns).index("scaled"), "scale", np.exp2(frame["shift"]))
+    return frame
+
+
+def _grouped_exponents(table: Table, rows: Integers, group: Integers) -> Exponents:
+    """Return the exponents of groups of rows; the rows of a group are adjacent."""
+    low, counts, smallest, largest = table.exponents(rows)
+    starts = np.flatnonzero(np.diff(group, prepend=-1))
+    if not len(starts):
+        return Exponents(low, counts, smallest, largest)
+    # NaN is the extreme of no finite values: any other one counts
+    return Exponents(
+        low,
+        np.add.reduceat(counts, starts, axis=1),
+        np.fmin.reduceat(smallest, starts),
+        np.fmax.reduceat(largest, starts),
+    )

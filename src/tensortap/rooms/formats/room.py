@@ -1,4 +1,4 @@
-"""Formats: what tensors would lose in another number format, from exponents or from values."""
+"""Formats: what tensors would lose in another number format, from their exponents."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from tensortap.rooms import Room
 ROOM = Room(
     name="formats",
     needs=("logframe",),
-    offers={"run.formats": "tensortap.rooms.formats.frames:formats_of"},
+    offers={"run.formats": "tensortap.rooms.formats.losses:formats_of"},
 )

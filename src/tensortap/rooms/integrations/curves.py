@@ -11,7 +11,7 @@ import numpy as np
 
 from tensortap.core.errors import TensortapError
 from tensortap.core.patterns import compile_pattern
-from tensortap.rooms.logframe import labels
+from tensortap.rooms.logframe import frame as labels
 from tensortap.runs.rows import STATISTICS as RUN_STATISTICS
 from tensortap.runs.run_reader import RunReader
 from tensortap.table.columns import VALUE

@@ -55,7 +55,6 @@ class KerasTrack(TrackCallback, Callback):
 
     @guarded
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """End a step."""
         if self._optimizer is None or not self._active:
             return
         self._optimizer.step()
@@ -74,7 +73,6 @@ class KerasTrack(TrackCallback, Callback):
 
     @guarded
     def on_train_end(self, logs: Any = None) -> None:
-        """Remove the hooks."""
         self._end()
 
 
@@ -114,14 +112,12 @@ class _TorchOptimizer:
         return self
 
     def remove(self) -> None:
-        """Remove all hooks."""
         self._hooks.clear()
 
     def zero_grad(self) -> None:
         """Do nothing: the model zeroes the gradients."""
 
     def step(self) -> None:
-        """Call the hooks."""
         for hook in self._hooks:
             hook(self, (), {})
 

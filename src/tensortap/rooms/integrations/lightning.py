@@ -91,12 +91,10 @@ class LightningTrack(TrackCallback, Callback):
 
     @guarded
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Remove the hooks."""
         self._end()
 
     @guarded
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Remove the hooks."""
         self._end(type(exception), exception, exception.__traceback__)
 
     def _add_loss(self, outputs: Any, automatic: bool) -> None:

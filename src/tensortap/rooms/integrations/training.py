@@ -34,11 +34,9 @@ class TrackCallback:
         self.path: Path | None = None  # folder of the latest run, if `run` was given
 
     def close(self) -> None:
-        """Stop tracking."""
         self._end()
 
     def _begin(self, model: Any, optimizers: Any, step: int) -> None:
-        """Track a model and its optimizers from this step on."""
         self._end()
         self.tracker = self.path = None
         self._active = True

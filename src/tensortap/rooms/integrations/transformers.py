@@ -44,7 +44,6 @@ class TransformersTrack(TrackCallback, TrainerCallback):
 
     @guarded
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End an optimizer step."""
         if not self._end_step():
             control.should_training_stop = True
 
@@ -57,7 +56,6 @@ class TransformersTrack(TrackCallback, TrainerCallback):
 
     @guarded
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Remove the hooks."""
         self._end()
 
 

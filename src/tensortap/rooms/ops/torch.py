@@ -118,7 +118,6 @@ class OperationHooks:
             self._open = stack.pop_all()
 
     def detach(self) -> None:
-        """Stop recording."""
         self._open.close()
 
 

@@ -75,7 +75,6 @@ class OperationPlaces:
         self._undo: list[Callable[[], object]] = []
 
     def attach(self) -> None:
-        """Begin to follow the program."""
         self._thread = threading.get_ident()
         for name, module in () if self._names is None else self._names.modules():
             enter, leave = (functools.partial(f, name) for f in (self._enter, self._leave))

@@ -66,7 +66,6 @@ def report_sections(report: RunReport) -> Iterator[Section]:
 
 
 def why_html(alert: Alert) -> str:
-    """Return the explanation as HTML."""
     content = f"<p>{escape(alert.message, _LONGEST)}</p>"
     found = alert.explanation
     if found is None:

@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensortap.rooms.provenance import stored
-from tensortap.rooms.provenance.git import collect_git
-from tensortap.rooms.provenance.gitcmd import Git
+from tensortap.rooms.provenance.git import Git, collect_git
 from tensortap.rooms.provenance.modifications import Finder, Replaced, Seen
-from tensortap.rooms.provenance.packages import packages_info
-from tensortap.rooms.provenance.project import project_folder
 from tensortap.rooms.provenance.redact import Redactor
-from tensortap.rooms.provenance.runtime import comparable, runtime_info
+from tensortap.rooms.provenance.runtime import (
+    comparable,
+    packages_info,
+    project_folder,
+    runtime_info,
+)
 
 if TYPE_CHECKING:
     from tensortap.runs.init import OpenRun

@@ -21,7 +21,7 @@ from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tensortap.rooms.provenance.project import PYTHON, owner_of_file, project_folder
+from tensortap.rooms.provenance.runtime import PYTHON, owner_of_file, project_folder
 
 PROJECT = "project"  # the owner of the code that runs
 _HOOKS = frozenset(  # attributes that Python offers for replacement

@@ -29,10 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensortap.core.errors import NotFound, TensortapError
-from tensortap.core.files import CorruptFile, contained, folder_mode, read_small, restrict
+from tensortap.core.files import CorruptFile, contained, folder_mode, plain, read_small, restrict
 from tensortap.core.limits import format_size
-from tensortap.rooms.provenance.gitcmd import Git, GitFailed
-from tensortap.rooms.provenance.patch import MAX_PATCH
+from tensortap.rooms.provenance.git import MAX_PATCH, Git, GitFailed
 from tensortap.rooms.provenance.redact import HIDDEN
 from tensortap.rooms.provenance.stored import (
     StoredGit,
@@ -42,7 +41,6 @@ from tensortap.rooms.provenance.stored import (
     StoredRuntime,
     load,
     numbers,
-    printable,
 )
 
 TIMEOUT = 600.0  # seconds; a checkout of a large repository takes long
@@ -126,8 +124,8 @@ class _Job:
         modified = list(self._git_info.modifications)
         if modified:
             self.notes.append(f"the program replaced {len(modified)} functions: {_few(modified)}")
-        missing, notes = (tuple(map(printable, texts)) for texts in (self.missing, self.notes))
-        lines = [f"Created from the run {printable(str(self._run))}. Start it with: sh run.sh", ""]
+        missing, notes = (tuple(map(plain, texts)) for texts in (self.missing, self.notes))
+        lines = [f"Created from the run {plain(str(self._run))}. Start it with: sh run.sh", ""]
         if missing:
             lines += ["Could not be restored:", *(f"- {text}" for text in missing), ""]
         if notes:
@@ -183,7 +181,7 @@ class _Job:
             old = " or ".join(places) or "a known place"
             hint = f"; it was cloned from {info.remote}" if info.remote else ""
             raise NotFound(
-                printable(f"the repository is no longer at {old}{hint}")
+                plain(f"the repository is no longer at {old}{hint}")
                 + "; name a clone of it, or a URL, with --repo"
             )
         return found
@@ -205,7 +203,7 @@ class _Job:
         branch = self._project.branch
         hint = f" (it was on branch {branch})" if branch not in ("", "(detached)") else ""
         raise NotFound(
-            printable(
+            plain(
                 f"commit {commit} cannot be fetched from {sources[-1]}{hint}; perhaps it was never "
                 f"pushed, or is on another branch: {error}"
             )
@@ -293,7 +291,7 @@ def requirements(
     for name, version in packages.all_packages.items():
         info = packages.packages.get(name, StoredPackage())
         if not _NAME.fullmatch(name) or not _VERSION.fullmatch(version):
-            lines.append(f"# {printable(name)}=={printable(version)}: not a valid requirement")
+            lines.append(f"# {plain(name)}=={plain(version)}: not a valid requirement")
             missing.append(f"{name} {version}: not a valid requirement")
         elif name == "pip":
             lines.append(f"# pip=={version}")
@@ -306,13 +304,13 @@ def requirements(
             lines.append(f"{name}=={version}")
         elif info.commit_id and HIDDEN not in info.url:
             source = f"{info.vcs}+{info.url}@{info.commit_id}"
-            lines.append(f"{'' if _SOURCE.fullmatch(source) else '# '}{name} @ {printable(source)}")
+            lines.append(f"{'' if _SOURCE.fullmatch(source) else '# '}{name} @ {plain(source)}")
         else:
             origin = _checkout_origin(info, checkouts.get(name, StoredRepository()))
-            lines.append(f"# {name}=={version}: {printable(origin)}")
+            lines.append(f"# {name}=={version}: {plain(origin)}")
             if not origin.endswith("part of project/"):
                 missing.append(f"{name} {version}: {origin}")
-    first = f"# Python {printable(packages.python_version)}"
+    first = f"# Python {plain(packages.python_version)}"
     return "\n".join([first, *indexes, *lines, ""]), missing
 
 
@@ -345,7 +343,6 @@ class Recipe:
         self._folder = self._working_directory(runtime.working_directory)
 
     def environment(self) -> str:
-        """Return environment.sh."""
         exports: list[str] = []
         hidden: list[str] = []
         shell: list[str] = []
@@ -353,7 +350,7 @@ class Recipe:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or "\0" in value:
                 continue  # functions that bash exports
             line = f"export {name}={self._relocated(value)}"
-            comment = "# " + printable(line, len(line))
+            comment = "# " + plain(line, len(line))
             if HIDDEN in value:
                 hidden.append(name)
                 exports.append(f"{comment.replace(shlex.quote(HIDDEN), '')}  # a secret: fill in")
@@ -375,11 +372,10 @@ class Recipe:
         return "\n".join(lines) + "\n"
 
     def script(self, run: Path) -> str:
-        """Return run.sh."""
         check = "echo 'replace *** in run.sh, then delete this line' >&2; exit 1\n"
         return (
             "#!/bin/sh\n"
-            f"# runs {printable(str(run))} again; PYTHON=… chooses the interpreter\n"
+            f"# runs {plain(str(run))} again; PYTHON=… chooses the interpreter\n"
             "set -e\n"
             'here=$(cd "$(dirname "$0")" && pwd)\n'
             '. "$here/environment.sh"\n'

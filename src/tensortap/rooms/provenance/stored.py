@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from tensortap.core.errors import TensortapError
-from tensortap.core.files import CorruptFile, read_small, restrict
+from tensortap.core.files import CorruptFile, plain, read_small, restrict
 from tensortap.core.limits import parse_size
 
 KEPT = 100  # versions of a file
@@ -192,13 +192,4 @@ def load(run: Path, stem: str, kind: type[_Kind]) -> _Kind | None:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
         name = numbered(f"{stem}.json", number)
-        raise TensortapError(f"{name} of {printable(str(run))} is not valid: {error}") from None
-
-
-def printable(text: str, most: int = 1000) -> str:
-    r"""Return text for a terminal and for one line of a file.
-
-    >>> printable("a\nb\x1b[31m")
-    'a b [31m'
-    """
-    return "".join(c if c.isprintable() else " " for c in text[:most])
+        raise TensortapError(f"{name} of {plain(str(run))} is not valid: {error}") from None

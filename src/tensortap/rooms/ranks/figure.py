@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tensortap.page.encoding import typed
-from tensortap.rooms.figures.figures.encoding import Figure, Floats, Integers, labels, template_text
 from tensortap.rooms.figures.figures.heatmap import color_bar, color_range, column_range
 from tensortap.rooms.figures.figures.parts import marks_trace, whole_ticks
-from tensortap.rooms.figures.figures.theme import COLORS, layout, message_figure, scale
+from tensortap.rooms.figures.figures.theme import (
+    COLORS,
+    Figure,
+    Floats,
+    Integers,
+    labels,
+    layout,
+    message_figure,
+    scale,
+    template_text,
+)
 from tensortap.rooms.ranks.mesh import MeshLayout, RankGroup, group_keys, rank_tree
 from tensortap.rooms.ranks.ranks import RankMatrix, over_names, over_steps, uncompared
 from tensortap.table.table import Table, locked

@@ -16,8 +16,7 @@ from typing import Any
 
 from tensortap._version import __version__
 from tensortap.core.errors import MissingExtra
-from tensortap.rooms.figures.figures.encoding import Figure
-from tensortap.rooms.figures.figures.theme import dark_colors
+from tensortap.rooms.figures.figures.theme import Figure, dark_colors
 
 
 class HtmlReport:

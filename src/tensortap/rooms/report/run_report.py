@@ -13,12 +13,10 @@ from tensortap.core.arguments import check_path, checked
 from tensortap.core.files import CorruptFile, read_small
 from tensortap.core.record import Kind
 from tensortap.core.rooms import offers
-from tensortap.rooms.figures.figures import (
-    exponents_figure,
-    heatmap_figure,
-    lines_figure,
-    training_figure,
-)
+from tensortap.rooms.figures.figures.exponents import exponents_figure
+from tensortap.rooms.figures.figures.heatmap import heatmap_figure
+from tensortap.rooms.figures.figures.lines import lines_figure
+from tensortap.rooms.figures.figures.training import training_figure
 from tensortap.rooms.report.html_file import (
     HtmlReport,
     details,
@@ -60,7 +58,6 @@ def report(source: Any, path: str | Path) -> Path:
 
 
 def report_html(source: Any) -> str:
-    """Return the report as text."""
     made = RunReport(source)
     return made.page(made.title, "\n".join(made.parts()))
 

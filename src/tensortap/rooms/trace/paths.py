@@ -1,7 +1,7 @@
 """Paths of `trace`: parse them, match their segments, follow them into a value.
 
-Segments are separated by dots; ``*`` stands for any one segment, ``**`` for any number. This
-module, and every module that instruments functions, imports only the standard library.
+Segments are separated by dots; ``*`` stands for any one segment. This module, and every module
+that instruments functions, imports only the standard library.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 ANY = "*"
-MANY = "**"
 
 _SEGMENT = re.compile(r"""\s*(?:"([^"]*)"|'([^']*)'|([^."']+))\s*(?:\.|$)""")
-_DEPTH = 20
 _FUNCTIONS = (type, FunctionType, MethodType, BuiltinFunctionType)
 _WITHOUT_PARTS = (str, bytes, bytearray, int, float, complex, type(None), *_FUNCTIONS)
 
@@ -38,10 +36,11 @@ def parse(path: str) -> tuple[str, ...]:
             break
         segments.append(next(text for text in match.groups() if text is not None).strip())
         position = match.end()
-    if position < len(path) or not segments or path.rstrip().endswith("."):
+    bad = not segments or path.rstrip().endswith(".") or "**" in segments
+    if position < len(path) or bad:
         raise ValueError(
-            f"{path!r} is not a path: separate segments with single dots, like 'forward.x' or "
-            "'blocks.*.forward.x'"
+            f"{path!r} is not a path: separate segments with single dots, like 'forward.x'; "
+            "'*' stands for one, like 'blocks.*.forward.x'"
         )
     return tuple(segments)
 
@@ -63,15 +62,11 @@ def nearest(name: str, available: Iterable[str], most: int = 6) -> str:
 
 
 def follow(
-    value: Any,
-    segments: tuple[str, ...],
-    path: tuple[str, ...] = (),
-    around: frozenset[int] = frozenset(),
+    value: Any, segments: tuple[str, ...], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield every part of the value that the segments lead to, with its path.
 
-    A last ``*`` leaves out modules: copying them would copy the model. ``**`` ignores objects
-    that contain themselves (`around`).
+    A last ``*`` leaves out modules: copying them would copy the model.
 
     >>> list(follow({"layers": [1.5, 2.5]}, ("layers", "1")))
     [(('layers', '1'), 2.5)]
@@ -82,17 +77,7 @@ def follow(
         yield path, value
         return
     first, rest = segments[0], segments[1:]
-    if first == MANY:
-        if len(path) > _DEPTH or id(value) in around:
-            return
-        children = list(parts(value))
-        if rest:
-            yield from follow(value, rest, path)
-        elif not children:
-            yield path, value  # only leaves: otherwise each level would be kept again
-        for name, part in children:
-            yield from follow(part, segments, (*path, name), around | {id(value)})
-    elif first == ANY:
+    if first == ANY:
         for name, part in parts(value):
             if rest or not is_module(part):
                 yield from follow(part, rest, (*path, name))

@@ -11,7 +11,7 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 from tensortap.core.errors import TensortapError
-from tensortap.rooms.trace.paths import ANY, MANY, join, nearest
+from tensortap.rooms.trace.paths import ANY, join, nearest
 
 RETURN = "return"
 COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
@@ -186,12 +186,11 @@ class Resolver:
         self._closed = closed
         self._traced: dict[tuple[int, int, Segments], TracedFunction] = {}
         self._misses: list[tuple[int, str]] = []  # depth of the path, message
-        self._encountered: dict[str, None] = {}  # names below a ``**``
         self._holders: dict[int, set[int]] = {}  # of each attribute, by id
 
     def resolve(self, segments: Segments) -> tuple[list[LocalProbe], str]:
         """Return the probes that a path stands for, and if there are none, the reason."""
-        self._misses, self._encountered = [], {}
+        self._misses = []
         bound = unwrap(self.target) if callable(self.target) else None
         children = self._children(self.target)
         if (reason := self._closed(self.target)) is not None and not children:
@@ -201,17 +200,11 @@ class Resolver:
         if bound is not None and not children:
             probes = self._in_function(self._trace(bound, ()), segments)
         else:
-            probes = self._in_object(self.target, segments, (), frozenset())
+            probes = self._in_object(self.target, segments, ())
         unique = {(probe.path, probe.inside): probe for probe in probes}
-        return list(unique.values()), "" if unique else self._reason(segments)
-
-    def _reason(self, segments: Segments) -> str:
-        """Return why nothing was found, from where the path led farthest."""
-        if MANY in segments[:-1]:
-            rest = segments[len(segments) - segments[::-1].index(MANY) :]
-            if rest and rest[0] not in (*self._encountered, ANY, RETURN):
-                return f"nothing is called {rest[0]!r}; {nearest(rest[0], self._encountered)}"
-        return max(self._misses, key=lambda miss: miss[0])[1] if self._misses else "nothing matches"
+        # where the path led farthest
+        farthest = max(self._misses, key=lambda miss: miss[0], default=(0, "nothing matches"))
+        return list(unique.values()), "" if unique else farthest[1]
 
     def _trace(self, bound: BoundFunction, path: Segments) -> TracedFunction:
         # the path is part of the key: one module under two names is traced under both
@@ -223,34 +216,22 @@ class Resolver:
 
     # -- objects -------------------------------------------------------------------------
 
-    def _in_object(
-        self, owner: Any, segments: Segments, path: Segments, parents: frozenset[int]
-    ) -> Iterator[LocalProbe]:
-        if id(owner) in parents:
-            return  # the object contains itself
-        around = parents | {id(owner)}
+    def _in_object(self, owner: Any, segments: Segments, path: Segments) -> Iterator[LocalProbe]:
         children, closed = self._children(owner), self._closed(owner)
-        if closed is not None and not (segments and segments[0] in (*children, ANY, MANY)):
+        if closed is not None and not (segments and segments[0] in (*children, ANY)):
             self._miss((*path, *segments[:1]), f"{join(path) or 'the model'}: {closed}")
             return
         if not segments:
             yield from self._result_of(owner, path)
             return
         first, rest = segments[0], segments[1:]
-        if first not in (ANY, MANY):
-            yield from self._named(owner, children, first, rest, path, around)
+        if first != ANY:
+            yield from self._named(owner, children, first, rest, path)
             return
-        own = dict(methods(owner, self._is_common))
-        below = rest
-        if first == MANY:
-            self._encountered.update(dict.fromkeys((*children, *own)))
-            yield from self._in_object(owner, rest, path, parents)
-            below = segments
         for name, child in children.items():
-            yield from self._in_object(child, below, (*path, name), around)
-        for name, bound in own.items() if rest or first == ANY else ():
-            traced = self._trace(bound, (*path, name))
-            yield from self._in_function(traced, rest, quiet=True)
+            yield from self._in_object(child, rest, (*path, name))
+        for name, bound in methods(owner, self._is_common):
+            yield from self._in_function(self._trace(bound, (*path, name)), rest, quiet=True)
 
     def _result_of(self, owner: Any, path: Segments) -> Iterator[LocalProbe]:
         """Yield the result of calling an object: of its ``forward`` or ``__call__``."""
@@ -268,11 +249,10 @@ class Resolver:
         name: str,
         rest: Segments,
         path: Segments,
-        around: frozenset[int],
     ) -> Iterator[LocalProbe]:
         here = (*path, name)
         if name in children:
-            yield from self._in_object(children[name], rest, here, around)
+            yield from self._in_object(children[name], rest, here)
             return
         bound = method(owner, name)
         if bound is not None:
@@ -287,7 +267,7 @@ class Resolver:
             )
             return
         if attribute is not None and rest:
-            yield from self._in_object(attribute, rest, here, around)
+            yield from self._in_object(attribute, rest, here)
             return
         own = dict(methods(owner, self._is_common))
         if attribute is not None:
@@ -330,20 +310,14 @@ class Resolver:
             return
         first, rest = segments[0], segments[1:]
         names = bound_names(code)
-        if quiet:
-            self._encountered.update(dict.fromkeys(names))
         if first == RETURN:
             yield LocalProbe(traced, None, (*path, RETURN), rest)
-        elif first in (ANY, MANY):
-            inside = rest
-            if first == MANY:
-                inside = segments if rest else ()
-                yield from self._in_function(traced, rest, quiet=True)
+        elif first == ANY:
             # not the object itself: that would copy the whole model at each call
-            this = code.co_varnames[:1] if not inside and traced.this is not None else ()
+            this = code.co_varnames[:1] if not rest and traced.this is not None else ()
             for name in names if not quiet else ():
                 if name not in this:
-                    yield LocalProbe(traced, name, (*path, name), inside)
+                    yield LocalProbe(traced, name, (*path, name), rest)
         elif first in names:
             yield LocalProbe(traced, first, (*path, first), rest)
         elif first == "self" and traced.this is not None and code.co_argcount:

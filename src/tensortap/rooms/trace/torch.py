@@ -38,7 +38,6 @@ _WRAPPERS = ("_forward_module", "module")  # of trainers whose wrapper classes a
 
 
 def is_model(target: object) -> bool:
-    """Return whether a target is a model."""
     return isinstance(target, torch.nn.Module)
 
 
@@ -172,7 +171,6 @@ class GlooChannel:
         return value.cpu() if isinstance(value, torch.Tensor) and not value.is_cpu else value
 
     def send(self, data: bytes | memoryview) -> None:
-        """Send bytes to the first rank."""
         view = numpy.frombuffer(data, numpy.uint8)
         if not view.nbytes:
             return
@@ -181,7 +179,6 @@ class GlooChannel:
         self._line.send([torch.frombuffer(memory, dtype=torch.uint8)], 0, 0).wait()
 
     def receive(self, rank: int, size: int) -> memoryview:
-        """Receive this many bytes."""
         if not size:
             return memoryview(b"")
         tensor = torch.empty(size, dtype=torch.uint8)
@@ -189,7 +186,6 @@ class GlooChannel:
         return memoryview(tensor.numpy())
 
     def close(self) -> None:
-        """Disconnect."""
         self._line = None
 
 
@@ -216,7 +212,6 @@ class CompactTensor(NamedTuple):
     data: bytes
 
     def tensor(self) -> torch.Tensor:
-        """Return the tensor."""
         with quiet(), torch.inference_mode(False):
             flat = torch.frombuffer(bytearray(self.data), dtype=torch.uint8)
             return flat.view(getattr(torch, self.dtype)).view(self.shape)

@@ -128,26 +128,4 @@ typedef struct {
 /* Compute the sums of n movements; return DONE or NO_MEMORY. */
 Outcome sum_movements(Movement *movements, size_t n, int threads);
 
-/* A format with one scale per block of values. Its scale is a power of two if `scale` has no digits:
- * then `top` is the exponent of the largest element. Otherwise it is at least `least`, and `whole`
- * is the scale of the whole tensor. */
-typedef struct {
-    BlockFormat element, scale;
-    size_t block;
-    int top;
-    float least, whole;
-} BlockRules;
-
-/* One element per block. */
-typedef struct {
-    float *scale;
-    uint32_t *underflow, *saturated;
-    double *signal, *noise;
-} BlockColumns;
-
-/* Quantize rows of values, which end with a shorter block if their length is no multiple of it;
- * `values` gets what they become. A block has at most CHUNK values. */
-void quantize_blocks(const float *in, size_t rows, size_t length, const BlockRules *rules,
-                     float *values, BlockColumns out);
-
 #endif

@@ -287,35 +287,6 @@ static PyObject *kernel_digest(PyObject *module, PyObject *args)
     return Py_BuildValue("(IIII)", sums[0], sums[1], sums[2], sums[3]);
 }
 
-/* quantize(in, rows, length, (element, scale), block, top, least, whole, values, columns)
- *
- * A format is (digits, bits of the smallest normal float32, largest, over). `in` and `values` are
- * addresses of float32, and `columns` are the five addresses of BlockColumns. */
-static PyObject *kernel_quantize(PyObject *module, PyObject *args)
-{
-    (void)module;
-    Py_ssize_t in, rows, length, block, values, to[5];
-    BlockRules rules;
-    BlockFormat *e = &rules.element, *s = &rules.scale;
-    if (!PyArg_ParseTuple(args, "nnn((iIff)(iIff))niffn(nnnnn)", &in, &rows, &length, &e->digits,
-                          &e->least, &e->largest, &e->over, &s->digits, &s->least, &s->largest,
-                          &s->over, &block, &rules.top, &rules.least, &rules.whole, &values, &to[0],
-                          &to[1], &to[2], &to[3], &to[4]))
-        return NULL;
-    if (block < 1 || block > CHUNK) {
-        PyErr_Format(PyExc_ValueError, "a block has 1 to %d values", CHUNK);
-        return NULL;
-    }
-    rules.block = (size_t)block;
-    BlockColumns columns = {(float *)to[0], (uint32_t *)to[1], (uint32_t *)to[2], (double *)to[3],
-                            (double *)to[4]};
-    Py_BEGIN_ALLOW_THREADS
-    quantize_blocks((const float *)in, (size_t)rows, (size_t)length, &rules, (float *)values,
-                    columns);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
-
 static PyObject *kernel_set_summary(PyObject *module, PyObject *cls)
 {
     (void)module;
@@ -347,7 +318,6 @@ static PyMethodDef methods[] = {
      "compare(a, b, shape, atol, rtol, equal_nan, format, threads) -> tuple"},
     {"digest", kernel_digest, METH_VARARGS,
      "digest(address, code, shape, strides, whole, offsets, seed) -> four sums"},
-    {"quantize", kernel_quantize, METH_VARARGS, "Quantize blocks of float32: see stats/blocks.py."},
     {"channels", kernel_channels, METH_VARARGS, "Add up the channels of a matrix: see stats/activations.py."},
     {"movements", kernel_movements, METH_VARARGS, "Sums over movements: see stats/norms.py."},
     {"set_summary", kernel_set_summary, METH_O, "Set the class of summaries."},

@@ -337,50 +337,6 @@ static void PASS(digest)(const void *restrict data, size_t n, const int16_t *res
     sums[3] += d;
 }
 
-/* Round values divided by the scale of their block to a format, and multiply them by it again. Errors
- * are exact in float32: a value and what it becomes are close, or one of them is 0. */
-static inline __attribute__((always_inline)) void PASS(round_values)(
-    const float *restrict in, size_t n, float inverse, float scale, const BlockFormat *given,
-    float *restrict out, RoundedSums *result)
-{
-    const BlockFormat format = *given;
-    uint32_t underflow = 0, saturated = 0;
-    float errors[CHUNK];
-    for (size_t i = 0; i < n; i++) {
-        float size = fabsf(in[i] * inverse), rounded = round_to(size, &format);
-        saturated += size >= format.over;
-        underflow += (rounded == 0.0f) & (in[i] != 0.0f);
-        out[i] = copysignf(rounded, in[i]) * scale;
-        errors[i] = out[i] - in[i];
-    }
-    F64 signal[VECTORS] = {{0}}, noise[VECTORS] = {{0}}, x[VECTORS], error[VECTORS];
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        FOR_VECTORS LOAD32(x[k], in + i);
-        FOR_VECTORS LOAD32(error[k], errors + i);
-        FOR_VECTORS signal[k] += x[k] * x[k];
-        FOR_VECTORS noise[k] += error[k] * error[k];
-    }
-    if (i < n) {
-        LOAD_END(x, in + i, n - i, 0.0);
-        LOAD_END(error, errors + i, n - i, 0.0);
-        FOR_VECTORS signal[k] += x[k] * x[k];
-        FOR_VECTORS noise[k] += error[k] * error[k];
-    }
-    *result = (RoundedSums){underflow, saturated, PASS(fold)(signal), PASS(fold)(noise)};
-}
-
-static void PASS(round_block)(const float *restrict in, size_t n, float inverse, float scale,
-                              const BlockFormat *format, float *restrict out, RoundedSums *result)
-{
-    if (n == 32) /* the usual sizes, with loops that the compiler unrolls */
-        PASS(round_values)(in, 32, inverse, scale, format, out, result);
-    else if (n == 16)
-        PASS(round_values)(in, 16, inverse, scale, format, out, result);
-    else
-        PASS(round_values)(in, n, inverse, scale, format, out, result);
-}
-
 #include "channel_passes.h"
 
 static const Passes PASS(passes) = {
@@ -389,7 +345,7 @@ static const Passes PASS(passes) = {
     PASS(outside), PASS(sums32), PASS(sums64), PASS(deviations32), PASS(deviations64),
     PASS(widen), PASS(brains), PASS(steps32), PASS(largest32), PASS(largest64),
     PASS(pairs32), PASS(pairs64), PASS(squares32), PASS(squares64), PASS(moves32), PASS(moves64),
-    PASS(places), PASS(apart), PASS(digest), PASS(round_block), PASS(channels32), PASS(channels64),
+    PASS(places), PASS(apart), PASS(digest), PASS(channels32), PASS(channels64),
 };
 
 #undef RANGE

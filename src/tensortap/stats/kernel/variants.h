@@ -58,34 +58,6 @@ typedef struct {
 #define PIECES 4096 /* of 16 bits in a block of a digest: their keys fit into the first-level cache */
 #define KEY_STEP 32 /* from the key of a piece for one sum to that for the next */
 
-/* A floating-point format: digits with the first one, the bits of its smallest normal number as
- * float32, its largest number, and the first magnitude that is too large even after rounding. */
-typedef struct {
-    int digits;
-    uint32_t least;
-    float largest, over;
-} BlockFormat;
-
-/* Return a magnitude rounded to a format, ties to even, and clamped. Adding a power of two rounds it to
- * a multiple of the last digit. */
-static inline float round_to(float size, const BlockFormat *format)
-{
-    int32_t bits, exponent, least = (int32_t)format->least;
-    float half;
-    size = size < format->largest ? size : format->largest;
-    memcpy(&bits, &size, sizeof bits);
-    exponent = bits & INT32_C(0x7F800000);
-    exponent = (exponent > least ? exponent : least) + ((24 - format->digits) << 23);
-    memcpy(&half, &exponent, sizeof half);
-    return (size + half) - half;
-}
-
-/* How many values became zero or too large, and the sums of squares of values and errors. */
-typedef struct {
-    uint32_t underflow, saturated;
-    double signal, noise;
-} RoundedSums;
-
 typedef struct {
     void (*halves)(const uint16_t *, size_t, float *);
     void (*upper_halves)(const uint16_t *, size_t, float *);
@@ -119,8 +91,6 @@ typedef struct {
     void (*places)(const double *, size_t, const Ruler *, int64_t *);
     uint64_t (*apart)(const int64_t *, const int64_t *, size_t);
     void (*digest)(const void *, size_t, const int16_t *, uint32_t[4]);
-    void (*round_block)(const float *, size_t, float inverse, float scale, const BlockFormat *,
-                        float *out, RoundedSums *);
     void (*channels32)(const float *, ptrdiff_t stride, size_t rows, size_t, double shift,
                        double *squares, double sums[4]);
     void (*channels64)(const double *, ptrdiff_t stride, size_t rows, size_t, double shift,

@@ -12,12 +12,12 @@ import torch
 
 from tensortap.core.record import Kind
 from tensortap.rooms.analyses.analysis import (
+    Analyses,
     ModuleOutput,
     OutputArray,
     TrainedParameter,
     TrainedParameters,
 )
-from tensortap.rooms.analyses.analyzing import Analyses
 from tensortap.rooms.analyses.torch import attention
 from tensortap.rooms.track.observer import Observer
 from tensortap.rooms.track.observing import tensors_in

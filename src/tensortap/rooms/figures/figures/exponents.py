@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensortap.page.encoding import typed
-from tensortap.rooms.figures.figures.encoding import Figure, share, some_names, text
 from tensortap.rooms.figures.figures.parts import (
     FLAT_AXIS,
     PanelGrid,
@@ -19,7 +17,16 @@ from tensortap.rooms.figures.figures.parts import (
     panel_grid,
     panel_title,
 )
-from tensortap.rooms.figures.figures.theme import COLORS, colored, layout, message_figure
+from tensortap.rooms.figures.figures.theme import (
+    COLORS,
+    Figure,
+    colored,
+    layout,
+    message_figure,
+    share,
+    some_names,
+    text,
+)
 from tensortap.rooms.formats.losses import Limits, has_limits, limits, losses
 from tensortap.table.columns import Exponents
 from tensortap.table.table import Table, locked
@@ -52,7 +59,6 @@ def exponents_figure(
     step: int,
     rank: int | None = None,
     dtype_annotation: Formats = None,
-    shape: str = "bar",
     col_wrap: int | None = None,
     log: bool = False,
 ) -> Figure:
@@ -60,13 +66,11 @@ def exponents_figure(
 
     `dtype_annotation` draws the range of a number format, with the shares that it would lose;
     of several, or of the dtype that each tensor had (True). Several names, or names by kind,
-    become small multiples. `shape` is ``"bar"``, ``"line"`` or ``"kde"``, a smooth density.
+    become small multiples.
     """
     by_kind = dict(name) if isinstance(name, Mapping) else {kind: _listed(name)}
     places = [(each, own) for own, names in by_kind.items() for each in names]
     formats = format_names(dtype_annotation)
-    if shape not in _SHAPES:
-        raise ValueError(f"kind must be 'bar', 'line' or 'kde', got {shape!r}")
     read = ((place, _read(table, *place, step, rank)) for place in places[:_MAX_PANELS])
     shown = {place: values for place, values in read if values is not None}
     if not shown:
@@ -91,7 +95,7 @@ def exponents_figure(
     span = _exponent_range(shown.values(), {each for own in targets.values() for each in own})
     for panel, ((each, own), values) in enumerate(shown.items()):
         mine = targets[each, own]
-        trace, highest = _SHAPES[shape](values, mine[0] if len(mine) == 1 else None)
+        trace, highest = _bars(values, mine[0] if len(mine) == 1 else None)
         data.append({**trace, "xaxis": axis_id("x", panel), "yaxis": axis_id("y", panel)})
         _add_axes(made, grid, panel, span, highest, log)
         words = each if several else f"{each} · {own} · step {step:,}"
@@ -198,61 +202,28 @@ def _add_ranges(made: Figure, panel: int, formats: Sequence[Limits], labeled: bo
             })  # fmt: skip
 
 
-# -- shapes of a histogram -----------------------------------------------------------------
-
-_Shape = tuple[dict[str, Any], float]  # a trace and its highest value
 _HOVER = (
     "2<sup>%{text}</sup> ≤ |x| &lt; twice that<br>"
     "%{customdata:,} values, %{y:.4~g} %<extra></extra>"
 )
 
 
-def _filled(values: StepExponents) -> tuple[list[int], list[int], list[float]]:
-    """Return the exponents that occur, with their counts and shares in percent."""
+def _bars(values: StepExponents, target: Limits | None) -> tuple[dict[str, Any], float]:
+    """Return a bar per exponent, of the share in percent, and the highest share."""
     counts = values.exponents.counts[:, 0]
     filled = np.flatnonzero(counts)
     bins = np.arange(filled[0], filled[-1] + 1) if len(filled) else filled
     exponents = (values.exponents.low + bins).tolist()
     shares = (counts[bins] / max(1, int(counts.sum())) * 100).tolist()
-    return exponents, counts[bins].tolist(), shares
-
-
-def _bars(values: StepExponents, target: Limits | None) -> _Shape:
-    exponents, counts, shares = _filled(values)
-    colors = [_fate(n, target) for n in exponents]
     return {
-        "type": "bar", "x": exponents, "offset": 0, "width": 1, "y": shares, "customdata": counts,
-        "marker": {"color": colors, "line": {"width": 0.6, "color": COLORS.page}},
-        "text": [str(n) for n in exponents], "textposition": "none", "hovertemplate": _HOVER,
+        "type": "bar", "x": exponents, "offset": 0, "width": 1, "y": shares,
+        "customdata": counts[bins].tolist(), "text": [str(n) for n in exponents],
+        "marker": {
+            "color": [_fate(n, target) for n in exponents],
+            "line": {"width": 0.6, "color": COLORS.page},
+        },
+        "textposition": "none", "hovertemplate": _HOVER,
     }, max(shares, default=0.0)  # fmt: skip
-
-
-def _line(values: StepExponents, target: Limits | None) -> _Shape:
-    """Return one point per power of two, in the middle of its bin."""
-    bars, highest = _bars(values, target)
-    return {
-        "type": "scatter", "mode": "lines+markers", "x": [n + 0.5 for n in bars["x"]],
-        "line": {"color": COLORS.good, "width": 1.6},
-        "marker": {"size": 5, "color": bars["marker"]["color"]},
-        **{key: bars[key] for key in ("y", "customdata", "text", "hovertemplate")},
-    }, highest  # fmt: skip
-
-
-def _density(values: StepExponents, target: Limits | None) -> _Shape:
-    """Return the shares smoothed by a Gaussian of half a power of two, eight points for each."""
-    exponents, _, shares = _filled(values)
-    kernel = np.exp(-0.5 * (np.arange(-16, 17) / 4) ** 2)  # four bandwidths to each side
-    fine = np.pad(np.repeat(shares, 8), 16)
-    y = np.convolve(fine, kernel / kernel.sum(), "same") if shares else fine
-    x = (exponents[0] if exponents else 0) + (np.arange(len(y)) + 0.5 - 16) / 8
-    return {
-        "type": "scatter", "mode": "lines", "x": typed(x), "y": typed(y), "fill": "tozeroy",
-        "line": {"color": COLORS.good, "width": 1.6},
-        "hovertemplate": "2<sup>%{x:.1f}</sup>: %{y:.3~g} % per power of two<extra></extra>",
-    }, float(y.max(initial=0.0))  # fmt: skip
-
-
-_SHAPES = {"bar": _bars, "line": _line, "kde": _density}
 
 
 def _fate(exponent: int, target: Limits | None) -> str:

@@ -10,16 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tensortap.page.encoding import typed
-from tensortap.rooms.figures.figures.encoding import (
-    AUTO,
-    Figure,
-    Floats,
-    Integers,
-    labels,
-    statistic_text,
-    template_text,
-    text,
-)
 from tensortap.rooms.figures.figures.parts import (
     FLAT_AXIS,
     flagged_cells,
@@ -29,10 +19,18 @@ from tensortap.rooms.figures.figures.parts import (
     whole_ticks,
 )
 from tensortap.rooms.figures.figures.theme import (
+    AUTO,
     COLORS,
+    Figure,
+    Floats,
+    Integers,
+    labels,
     layout,
     message_figure,
     scale,
+    statistic_text,
+    template_text,
+    text,
 )
 from tensortap.table.columns import VALUE
 from tensortap.table.table import Table, locked
@@ -274,7 +272,6 @@ def color_range(value: Floats, log: bool | None) -> tuple[bool, Floats, tuple[fl
 
 
 def color_bar(metric: str, limits: tuple[float, float], logarithmic: bool) -> dict[str, Any]:
-    """Return the color bar of a statistic."""
     bar: dict[str, Any] = {"title": {"text": text(metric), "side": "top"}, "len": 1, "y": 0.5}
     if not logarithmic:
         return {**bar, "exponentformat": "power", "nticks": 6}

@@ -9,16 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.page.encoding import typed
-from tensortap.rooms.figures.figures.encoding import (
-    AUTO,
-    Figure,
-    Floats,
-    Integers,
-    some_names,
-    statistic_text,
-    template_text,
-    text,
-)
 from tensortap.rooms.figures.figures.parts import (
     PanelGrid,
     axis_id,
@@ -32,7 +22,19 @@ from tensortap.rooms.figures.figures.parts import (
     spans_decades,
     step_line,
 )
-from tensortap.rooms.figures.figures.theme import COLORS, layout, message_figure
+from tensortap.rooms.figures.figures.theme import (
+    AUTO,
+    COLORS,
+    Figure,
+    Floats,
+    Integers,
+    layout,
+    message_figure,
+    some_names,
+    statistic_text,
+    template_text,
+    text,
+)
 from tensortap.table.columns import VALUE
 from tensortap.table.table import Table, locked
 

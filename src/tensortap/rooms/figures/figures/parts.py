@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.page.encoding import typed
-from tensortap.rooms.figures.figures.encoding import Floats, Integers, text
-from tensortap.rooms.figures.figures.theme import COLORS, note
+from tensortap.rooms.figures.figures.theme import COLORS, Floats, Integers, note, text
 
 _TINY = 100  # cells along a side from which a cell may be smaller than a pixel
 _BLOCKS = 48  # blocks along a side in which cells are counted
@@ -66,7 +65,6 @@ def axis_name(letter: str, number: int) -> str:
 
 
 def panel_title(words: str, grid: PanelGrid, number: int) -> dict[str, Any]:
-    """Return the title of a panel as an annotation."""
     (left, _), (_, top) = grid.domain(number)
     title = text(words, 90 // grid.columns + 12)
     return note(title, left, top, 12, COLORS.ink, xanchor="left", yanchor="bottom", yshift=4)

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.page.encoding import typed
-from tensortap.rooms.figures.figures.encoding import Figure, text
 from tensortap.rooms.figures.figures.parts import (
     FLAT_AXIS,
     flagged_cells,
@@ -20,9 +19,11 @@ from tensortap.rooms.figures.figures.parts import (
 from tensortap.rooms.figures.figures.theme import (
     COLORS,
     LEGEND_RIGHT,
+    Figure,
     layout,
     message_figure,
     scale,
+    text,
 )
 from tensortap.rooms.figures.reals import counts_of, edges, nonempty, shrink
 from tensortap.stats import summarize_array

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from tensortap.core.record import Kind
 from tensortap.page.encoding import typed
-from tensortap.rooms.figures.figures.encoding import Figure, Floats, text
 from tensortap.rooms.figures.figures.parts import (
     axis_id,
     axis_name,
@@ -21,7 +20,14 @@ from tensortap.rooms.figures.figures.parts import (
     spans_decades,
     step_line,
 )
-from tensortap.rooms.figures.figures.theme import COLORS, layout, message_figure
+from tensortap.rooms.figures.figures.theme import (
+    COLORS,
+    Figure,
+    Floats,
+    layout,
+    message_figure,
+    text,
+)
 from tensortap.table.table import Table
 
 Curves = Mapping[str, tuple[NDArray[np.int64], Floats]]

@@ -19,6 +19,8 @@ import functools
 import math
 import os
 import re
+import threading
+import time
 import urllib.parse
 import weakref
 from collections.abc import Mapping, Sequence
@@ -29,9 +31,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tensortap.core.arguments import checked
 from tensortap.core.dtypes import DTYPES, itemsize, numpy_dtype
 from tensortap.core.errors import MissingExtra, TensortapError
 from tensortap.core.files import file_mode
+from tensortap.core.ranks import rank_and_world_size
 from tensortap.core.record import Number, TensorData, Value
 from tensortap.values.snapshot import borrow
 from tensortap.values.view import as_numpy
@@ -87,12 +91,10 @@ class HDF5Options:
 
 
 def link_name(path: str) -> str:
-    """Return the name of a path's group."""
     return path.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
 
 
 def path_of(link: str) -> str:
-    """Return the path of the group with this name."""
     return urllib.parse.unquote(link)
 
 
@@ -404,7 +406,6 @@ class HDF5Writer:
             os.ftruncate(self.file.id.get_vfd_handle(), self.file.id.get_filesize())
 
     def close(self) -> None:
-        """Flush and close the file."""
         if self.is_ours:
             self.flush()
             self.file.close()
@@ -425,7 +426,6 @@ os.register_at_fork(before=_flush_before_fork)
 
 
 def file_exists(path: Path) -> TensortapError:
-    """Return the error for a file that must not exist."""
     return TensortapError(
         f"{path} already exists: exists='keep' appends to it, exists='replace' replaces it"
     )
@@ -433,3 +433,144 @@ def file_exists(path: Path) -> TensortapError:
 
 def _is_written(path: Path) -> TensortapError:
     return TensortapError(f"{path} is already being written by this or another program")
+
+
+_EXISTS = ("refuse", "keep", "replace")
+_FLUSH_INTERVAL = 0.2  # seconds; a flush costs as much as several rows
+
+
+class HDF5:
+    """A callback that moves traced values to an HDF5 file as they come.
+
+    It removes the values from the lists that it is given; `datasets` has them from then on.
+    `exists` says what to do with an existing file: ``refuse``, ``keep`` (append) or ``replace``.
+    Values that were flushed survive the end of the process, however it ends. A flush follows a
+    call when the last flush is a fifth of a second old.
+
+    >>> import tempfile, numpy
+    >>> saver = HDF5(tempfile.mkdtemp() + "/trace.h5")
+    >>> values, iterations, ranks = [numpy.ones(3), numpy.zeros(3)], [0, 1], [0, 0]
+    >>> saver("forward.x", values, iterations, ranks)
+    >>> saver.close()
+    >>> saver.datasets["forward.x"].shape, values
+    ((2, 3), [])
+    """
+
+    @checked
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        compression: str | int | None = None,
+        compression_opts: Any = None,
+        float_dtype: Any = None,
+        int_dtype: Any = None,
+        exists: str = "refuse",
+    ) -> None:
+        if exists not in _EXISTS:
+            raise TensortapError(f"exists must be 'refuse', 'keep' or 'replace', got {exists!r}")
+        self._given = Path(path).absolute()
+        self._exists = exists
+        self._options = HDF5Options(compression, compression_opts, float_dtype, int_dtype)
+        self._flushed_at = -math.inf  # so that the first call is flushed
+        self._lock = threading.RLock()
+        self._opened: Path | None = None
+        self._writer: HDF5Writer | None = None
+        self._reading: Any = None
+        self._closer: Any = None
+        if exists == "refuse" and self.path.exists():
+            raise file_exists(self.path)  # before the training, not after its first hour
+
+    def __repr__(self) -> str:
+        return f"HDF5({str(self._given)!r})"
+
+    @property
+    def path(self) -> Path:
+        """The file; ranks other than 0 that keep values of their own have files of their own."""
+        if self._opened is not None:
+            return self._opened
+        rank, _ = rank_and_world_size()
+        given = self._given
+        return given.with_name(f"{given.stem}_rank{rank}{given.suffix}") if rank else given
+
+    @property
+    def datasets(self) -> Mapping[str, Any]:
+        """Path → the h5py dataset of its values, for reading; also after `close`."""
+        with self._lock:
+            file = self._writer.file if self._writer is not None else self._reading
+            if not file and self.path.exists():
+                file = self._reading = import_h5py().File(self.path, "r")
+            groups = file.items() if file else ()
+            return {path_of(link): group["values"] for link, group in groups}
+
+    def __call__(
+        self, name: str, values: list[Any], iterations: list[Any], ranks: list[Any]
+    ) -> None:
+        """Append the values of a path to its dataset, and remove them from the lists.
+
+        Values that do not fit stay in the lists, and the first error is raised.
+        """
+        if not len(values) == len(iterations) == len(ranks):
+            raise TensortapError(
+                f"{name}: {len(values)} values, {len(iterations)} iterations and {len(ranks)} ranks"
+                f": earlier callbacks must change all three lists"
+            )
+        if not values:
+            return
+        pairs = zip(iterations, ranks, strict=True)
+        columns = [{"iterations": iteration, "ranks": rank} for iteration, rank in pairs]
+        with self._lock:
+            failed = self._write(name, values, columns)
+        for items in (values, iterations, ranks):
+            items[:] = [items[i] for i in failed]
+        for error in failed.values():
+            raise TensortapError(f"{name} to {self.path}: {error}") from error
+
+    def _write(
+        self, name: str, values: list[Any], columns: list[dict[str, Any]]
+    ) -> dict[int, TensortapError]:
+        try:
+            writer = self._writer or self._open()
+            if not writer.is_ours:
+                raise TensortapError(f"this is a fork of the process that writes {self.path}")
+            failed = writer.extend(link_name(name), values, columns)
+            if time.monotonic() - self._flushed_at >= _FLUSH_INTERVAL:
+                self._flush(writer)
+            return failed
+        except TensortapError:
+            raise
+        except Exception as error:  # such as a full disk
+            raise TensortapError(f"{name} cannot be written to {self.path}: {error}") from error
+
+    def _flush(self, writer: HDF5Writer) -> None:
+        writer.flush()
+        self._flushed_at = time.monotonic()
+
+    def _open(self) -> HDF5Writer:
+        if self._reading:
+            self._reading.close()
+            self._reading = None
+        path = self._opened = self.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writer = self._writer = HDF5Writer(path, self._exists, self._options)
+        self._exists = "keep"  # from now on the file is ours
+        # at the end of the program at the latest, while h5py still works
+        self._closer = weakref.finalize(self, writer.close)
+        return writer
+
+    def flush(self) -> None:
+        """Make all values so far part of the file."""
+        with self._lock:
+            if self._writer is not None:
+                self._flush(self._writer)
+
+    def close(self) -> None:
+        """Flush and close the file; the next value opens it again and is appended."""
+        with self._lock:
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                self._closer.detach()
+                try:
+                    self._flush(writer)
+                finally:
+                    writer.close()

@@ -1,1 +1,0 @@
-"""Export: a run in another format."""

@@ -1,1 +1,0 @@
-"""HDF5 files of traced values."""
