@@ -99,7 +99,7 @@ def test_import_leaves_the_protocols_of_other_verbs_to_them():
     code = "import tensortap; print([x for x in sys.modules if x.startswith('tensortap.')])"
     loaded = python(code)
     assert "tensortap.values.protocol" in loaded
-    for other in ("observing", "operations", "steps", "replaying"):
+    for other in ("observing", "operations", "steps", "replaying", "widths"):
         assert other not in loaded
 
 
