@@ -1,0 +1,105 @@
+"""Answers that a language model reads: bounded, quoted as JSON, without control characters.
+
+Names, messages and notes were written by whoever wrote the run. They only appear as JSON values,
+so that a reader can tell them from what tensortap itself says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tensortap.core.errors import TensortapError
+from tensortap.core.files import plain
+from tensortap.text.json_values import shallow_json
+
+MOST_BYTES = 20_000  # of an answer: about 6,000 tokens
+MOST_ROWS = 500  # that one call may ask for
+# the longest text and the most entries of a container, until an answer fits
+_BOUNDS = ((500, 60), (200, 30), (80, 15), (30, 6), (10, 2))
+_DEEPEST = 8
+
+
+def answer(
+    facts: dict[str, Any],
+    rows: Sequence[Any] | None = None,
+    offset: int = 0,
+    limit: int = 50,
+    row: Callable[[Any], Any] = lambda each: each,
+) -> str:
+    """Return facts as JSON, with as many of the rows from `offset` on as fit.
+
+    `row` makes a row of an entry of `rows`; it is called only for those that are shown. What is
+    left out is counted, with the offset to ask for it.
+
+    >>> answer({"run": "a"}, [1, 2, 3], offset=1, limit=1)
+    '{"run": "a", "total": 3, "rows": [2], "more": "1 more: ask again with offset=2"}'
+    """
+    if rows is None:
+        return _encoded(_fitted(facts, MOST_BYTES))
+    if offset < 0 or not 1 <= limit <= MOST_ROWS:
+        raise TensortapError(
+            f"offset must be at least 0 and limit from 1 to {MOST_ROWS}, got {offset} and {limit}"
+        )
+    made: dict[str, Any] = {**_fitted(facts, MOST_BYTES // 2), "total": len(rows), "rows": []}
+    room = MOST_BYTES - len(_encoded(made).encode()) - 80  # for the last sentence
+    for each in rows[offset : offset + limit]:
+        cells = _fitted(row(each), room if not made["rows"] else MOST_BYTES)
+        room -= len(_encoded(cells).encode()) + 2
+        if room < 0:
+            break
+        made["rows"].append(cells)
+    end = offset + len(made["rows"])
+    if end < len(rows):
+        made["more"] = f"{len(rows) - end:,} more: ask again with offset={end}"
+    return _encoded(made)
+
+
+class _TooLong(Exception):
+    """More bytes than there is room for."""
+
+
+def _fitted(value: Any, room: int) -> Any:
+    """Return a value as JSON in so many bytes; if texts and containers were cut, it says so."""
+    for longest, most in _BOUNDS:
+        with contextlib.suppress(_TooLong):
+            cells = _Bounds(longest, most, room).cut(value, _DEEPEST)
+            if isinstance(cells, dict) and longest != _BOUNDS[0][0]:
+                cells["shortened"] = f"texts have {longest} characters, lists {most} entries"
+            return cells
+    return "…"
+
+
+class _Bounds:
+    """Cuts texts, containers and depth; gives up as soon as there is no more room."""
+
+    def __init__(self, longest: int, most: int, room: int) -> None:
+        self._longest, self._most, self._room = longest, most, room - 80  # for `shortened`
+
+    def cut(self, value: Any, depth: int) -> Any:
+        """Return a value as JSON, without control characters."""
+        if isinstance(value, int) and value.bit_length() > 64:
+            value = f"integer of {value.bit_length():,} bits"
+        value = plain(value, self._longest) if isinstance(value, str) else shallow_json(value)
+        is_leaf = not isinstance(value, (dict, list))
+        self._room -= 4 + (len(_encoded(value).encode()) if is_leaf else 0)  # 4: commas, brackets
+        if self._room < 0:
+            raise _TooLong
+        if is_leaf:
+            return value
+        if not depth:
+            return self.cut(f"… {len(value):,} entries", 0)
+        more = len(value) - self._most
+        if isinstance(value, list):
+            cut = [self.cut(each, depth - 1) for each in value[: self._most]]
+            return [*cut, f"… {more:,} more"] if more > 0 else cut
+        pairs = itertools.islice(value.items(), self._most)
+        found = {self.cut(str(key), 0): self.cut(each, depth - 1) for key, each in pairs}
+        return {**found, "…": f"{more:,} more"} if more > 0 else found
+
+
+def _encoded(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,313 @@
+"""The tools: questions about runs and live sessions, answered as bounded JSON.
+
+A run is asked for by its id in `runs`, never by a path: clients see the folders of the command
+line, and nothing else. The docstring of a tool is what a client reads about it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tensortap.alerts.alert import HINT, NO_VERDICT, verdict_of, verdicts_of
+from tensortap.api.open import RemoteSession
+from tensortap.core.errors import NotFound, TensortapError
+from tensortap.core.files import plain
+from tensortap.core.patterns import TypedPattern
+from tensortap.core.record import Kind
+from tensortap.core.rooms import offer
+from tensortap.live.address import parse_address
+from tensortap.page.catalog import Catalog, CatalogEntry, RunEntry, SessionEntry, describe_entry
+from tensortap.page.routes import summary_of
+from tensortap.rooms.compare.report import CompareReport
+from tensortap.rooms.compare.runs import compare_runs
+from tensortap.rooms.health.report import health_of
+from tensortap.rooms.health.report import summary_of as health_summary
+from tensortap.rooms.mcp.answers import answer
+from tensortap.runs.rows import STATISTICS
+from tensortap.table.columns import VALUE
+from tensortap.table.selection import choose_kind, choose_metrics, choose_rank
+from tensortap.table.table import Table
+
+_COLUMNS = 120  # of a heatmap
+
+
+class Tools:
+    """Answers questions about the runs and sessions of the command line."""
+
+    def __init__(self, what: Sequence[str]) -> None:
+        self._catalog = Catalog()
+        for each in what:
+            self._catalog.add(each)
+        self._folder = None if what else Path("runs")  # it may appear later
+        self._compared: tuple[Any, CompareReport] | None = None
+
+    def close(self) -> None:
+        """Close the connections to live sessions."""
+        self._catalog.close()
+
+    def runs(self, offset: int = 0, limit: int = 50) -> str:
+        """List live sessions with their jobs, then runs, newest first. Other tools take the id."""
+        rows = self._entries(sessions=True)
+        return answer({}, rows, offset, limit, lambda entry: _without(_described(entry), "config"))
+
+    def summary(self, run: str = "") -> str:
+        """Summarize a run or live session: state, steps, last metrics, first problem, config.
+
+        `run` is an id of `runs`; by default it is the newest run.
+        """
+        entry = self._entry(run)
+        table = entry.table().index()
+        found = _described(entry) | summary_of(entry) | {
+            "records": len(table), "names": len(table.names), "kinds": table.kinds,
+            "ranks": table.ranks(), "statistics": table.statistics(),
+        }  # fmt: skip
+        return answer(found)
+
+    def names(
+        self, run: str = "", pattern: str = "", kind: str = "", offset: int = 0, limit: int = 100
+    ) -> str:
+        """List names with kind, number of records, and first and last step.
+
+        `pattern` is a regular expression (RE2) that matches anywhere in a name. `kind` is
+        Activation, Gradient, Weight, Weight_Gradient, Optimiser_State, Value, Metric, …
+        """
+        table = self._entry(run).table().index()
+        found = [each for each in _names(table, pattern) if kind in ("", each[1])]
+
+        def row(pair: tuple[str, str]) -> dict[str, Any]:
+            steps = table.step[table.series(pair[1], pair[0], ordered=False)]
+            first, last = int(steps.min()), int(steps.max())
+            shown = {"name": pair[0], "kind": pair[1], "records": len(steps)}
+            return shown | {"first_step": first, "last_step": last}
+
+        return answer({}, found, offset, limit, row)
+
+    def statistics(
+        self,
+        name: str,
+        run: str = "",
+        kind: str = "",
+        statistics: list[str] | None = None,
+        rank: int | None = None,
+        first_step: int | None = None,
+        last_step: int | None = None,
+        offset: int = 0,
+        limit: int = 50,
+    ) -> str:
+        """Return statistics of a tensor or number over steps, exactly as recorded.
+
+        `statistics` chooses some of: value, count, zeros, nans, posinfs, neginfs, min, max, mean,
+        std, mean_abs, max_abs, min_abs, rm2, rm4, rm8, of which all but the counts are of finite
+        values; null was not recorded. By default what several ranks recorded is merged; `rank` is
+        one of them.
+        """
+        entry = self._entry(run)
+        table = entry.table()
+        kinds = {k: n for n, k in _names(table.index()) if name in (n, plain(n))}
+        if not kinds or (kind and kind not in kinds):
+            there = f"; it has {', '.join(kinds)}" if kinds else ": see names"
+            raise NotFound(f"no {kind or 'record'} {name!r}{there}")
+        kind = kind or next(iter(kinds))
+        if isinstance(entry, RunEntry) and kind in (Kind.VALUE, Kind.LOCAL):
+            entry.complete()  # of tensors that were caught
+        wanted = choose_metrics(table, statistics or [VALUE, *STATISTICS])
+        table, of_rank = choose_rank(table, rank)
+        rows = table.series(kind, kinds[kind], of_rank)
+        low = -math.inf if first_step is None else first_step
+        high = math.inf if last_step is None else last_step
+        rows = rows[(table.step[rows] >= low) & (table.step[rows] <= high)]
+        known = {each: table.is_known(each, rows) for each in wanted}
+        wanted = [each for each in wanted if known[each].any()]
+
+        def row(number: int) -> dict[str, Any]:
+            at = rows[number]
+            cells = {each: table.column(each)[at] if known[each][number] else None
+                     for each in wanted}  # fmt: skip
+            return {"step": table.step[at], "rank": table.rank[at], **cells}
+
+        facts = {"name": name, "kind": kind, "kinds": list(kinds)}
+        return answer(facts, range(len(rows)), offset, limit, row)
+
+    def alerts(self, run: str = "", rule: str = "", offset: int = 0, limit: int = 30) -> str:
+        """List what training raised: alerts by step, then hints, with their reasons.
+
+        `origin` is the module where it began, `why` the operation behind it if that is known,
+        `again` how often it was found again. `rule` chooses one rule.
+        """
+        entry = self._entry(run)
+        found = [*entry.alerts(), *entry.table().alerts(HINT)]
+        explained_by = verdicts_of(found)
+
+        def row(alert: Any) -> dict[str, Any]:
+            verdict = explained_by(alert)
+            return _without(msgspec.structs.asdict(alert), "explanation", "call") | {
+                "why": verdict.message if verdict is not None else ""
+            }
+
+        chosen = [alert for alert in found if rule in ("", alert.rule)]
+        return answer({}, chosen, offset, limit, row)
+
+    def health(self, run: str = "", state: str = "", offset: int = 0, limit: int = 50) -> str:
+        """Return what each rule found, worst first: where, since when, and what to do.
+
+        `state` chooses problem, hint, blind (it could not look), fine or unknown (not active); by
+        default all but fine and unknown. A run that was tracked without rules is checked now.
+        """
+        entry = self._entry(run)
+        rows = health_of(entry.table(), entry.reader(), compute=True)
+        shown = [state] if state else ["problem", "hint", "blind"]
+        found = [row for row in rows if row.state in shown]
+        return answer({"summary": health_summary(rows)}, found, offset, limit)
+
+    def compare(
+        self, a: str, b: str, pattern: str = "", offset: int = 0, limit: int = 10
+    ) -> str:  # fmt: skip
+        """Compare two runs: `first` is the first difference in the order of execution.
+
+        `b` is the reference. `culprit` is the first module whose inputs agree and whose output does
+        not. `rows` are all differences, `missing` what only one run has. `pattern` (RE2) chooses
+        names.
+        """
+        entries = [self._entry(each) for each in (a, b)]
+        key = [(each.id, each.version) for each in entries], pattern
+        if self._compared is None or self._compared[0] != key:
+            # a path is opened anew: what is compared must not change meanwhile
+            sides = [each.path if isinstance(each, RunEntry) else each.reader() for each in entries]
+            names = TypedPattern(pattern) if pattern else None
+            self._compared = key, compare_runs(*sides, names=names)
+        found = self._compared[1].to_json()
+        differences = found.pop("differences")
+        return answer(found | {"missing_total": len(found["missing"])}, differences, offset, limit)
+
+    def why(self, run: str = "", step: int | None = None, rank: int | None = None) -> str:
+        """Explain the first NaN or Inf: its operation, line, operands, and what led there."""
+        found = verdict_of(self._entry(run).table().alerts(), step, rank)
+        if found is None:
+            raise NotFound(NO_VERDICT)
+        return answer(msgspec.structs.asdict(found))
+
+    def figure(
+        self,
+        run: str = "",
+        figure: str = "heatmap",
+        kind: str = "",
+        statistic: str = "rm2",
+        pattern: str = "",
+        offset: int = 0,
+        limit: int = 40,
+    ) -> tuple[bytes, str]:
+        """Draw a PNG of a statistic of several names over steps: a `heatmap`, or `lines`.
+
+        `pattern` (RE2) chooses names; `offset` and `limit` which of them: at most 40 in a heatmap,
+        8 in lines. `statistic` is one of `statistics`, or auto: the value of a number, the RMS of
+        a tensor.
+        """
+        from tensortap.rooms.mcp.pictures import draw_heatmap, draw_lines
+
+        draw = {"heatmap": draw_heatmap, "lines": draw_lines}.get(figure)
+        if draw is None:
+            raise TensortapError(f"figure must be heatmap or lines, got {figure!r}")
+        table, _ = choose_rank(self._entry(run).table(), None)
+        if kind != Kind.METRIC:
+            kind, _ = choose_kind(table, kind or None)
+        if statistic != "auto":
+            choose_metrics(table, statistic)
+        names = [name for name, each in _names(table, pattern) if each == kind]
+        most = min(limit, 40 if figure == "heatmap" else 8)
+        shown = names[offset : offset + most]
+        if not shown or most < 1 or offset < 0:
+            raise NotFound(f"no {kind} from offset {offset} on matches {pattern!r}")
+        steps = table.steps(kind)
+        with table.lock:
+            inc = max(1, math.ceil((int(steps[-1]) - int(steps[0]) + 1) / _COLUMNS))
+            drawn = draw(table, kind, statistic, shown, inc)
+        facts = {"kind": kind, "statistic": statistic, "steps_per_column": inc}
+        return drawn, answer(facts, names, offset, len(shown))
+
+    def probes(
+        self, session: str = "", pattern: str = "", offset: int = 0, limit: int = 100
+    ) -> str:
+        """List the probes of a running job, what each is doing, and what it has cost."""
+        with self._session(session) as opened:
+            return _listed(offer("session.probes")(opened, pattern), offset, limit)
+
+    def probe(
+        self,
+        pattern: str,
+        session: str = "",
+        every: int | None = None,
+        tensors: bool = False,
+        steps: int | None = None,
+        off: bool = False,
+    ) -> str:
+        """Switch probes of a running job on, or with `off` off, at a step that all ranks share.
+
+        `every` n-th step; `tensors` keeps whole tensors, for so many `steps`.
+        """
+        chosen = {"every": every, "tensors": tensors or None, "steps": steps, "off": off or None}
+        options = {name: value for name, value in chosen.items() if value is not None}
+        with self._session(session) as opened:
+            return _listed(offer("session.probe")(opened, pattern, **options), 0, 100)
+
+    def _session(self, session: str) -> RemoteSession:
+        return RemoteSession(session or str(parse_address(None)))
+
+    def _entries(self, *, sessions: bool = False) -> list[CatalogEntry]:
+        """Return all entries; look for `sessions`, too, which takes a second if none listens."""
+        known = {entry.where for entry in self._catalog.entries()}
+        address = str(parse_address(None))
+        with contextlib.suppress(TensortapError):  # there is none yet
+            if self._folder is not None:
+                self._catalog.add(self._folder)
+        with contextlib.suppress(TensortapError):
+            if sessions and address not in known:
+                self._catalog.add(address)
+        self._catalog.scan()
+        return self._catalog.entries()
+
+    def _entry(self, run: str) -> CatalogEntry:
+        entries = self._entries()
+        newest = [entry for entry in entries if isinstance(entry, RunEntry)] or entries
+        if not run and not newest:
+            raise NotFound("there is no run and no live session here")
+        # a name of a folder with control characters is asked for as it was shown
+        shown = {plain(each.id): each.id for each in entries}
+        entry = self._catalog.get(shown.get(run, run) if run else newest[0].id)
+        entry.refresh()
+        return entry
+
+
+def _described(entry: CatalogEntry) -> dict[str, Any]:
+    found = describe_entry(entry)
+    if isinstance(entry, SessionEntry):
+        try:
+            found["jobs"] = entry.overview().clients
+        except TensortapError as error:
+            found["jobs"] = str(error)
+    return _without(found, "version", "what")
+
+
+def _without(row: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key not in keys}
+
+
+def _names(table: Table, pattern: str = "") -> list[tuple[str, str]]:
+    """Return names and kinds, in the order of names, without alerts."""
+    matches = TypedPattern(pattern, ignore_case=True).search if pattern else bool
+    with table.lock:
+        pairs = [(name, kind) for kind in table.kinds for name in table.layers(kind)]
+        order = {name: number for number, name in enumerate(table.names)}
+    chosen = [pair for pair in pairs if pair[1] != Kind.ALERT and matches(pair[0] or " ")]
+    return sorted(chosen, key=lambda pair: order[pair[0]])
+
+
+def _listed(found: Any, offset: int, limit: int) -> str:
+    if isinstance(found, (list, tuple)):
+        return answer({}, found, offset, limit)
+    return answer(found if isinstance(found, dict) else {"answer": found})
