@@ -37,7 +37,7 @@ async def main(folder: str) -> dict[str, Any]:
         verdict = (await ask("why", run=newest))["explanation"]
         names = (await ask("names", run=newest, pattern=f"^{module}$", kind="Activation"))["rows"]
         values = await ask("statistics", run=newest, name=names[0]["name"], kind="Activation",
-                           statistics=["nans", "max_abs"], last_step=first["step"])  # fmt: skip
+                           statistics=["nans", "max_abs"], steps=f":{first['step']}")  # fmt: skip
         # since when the code differs from the run before
         difference = await ask("compare", a=newest, b=before)
         await ask("figure", run=newest, kind="Activation")

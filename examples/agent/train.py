@@ -7,6 +7,7 @@ python train.py runs        # the code of today
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 
 import torch
 
@@ -22,14 +23,18 @@ class Standardize(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         centered = x - x.mean(1, keepdim=True)
-        return centered / (centered.square().mean(1, keepdim=True).sqrt() + self.eps)
+        return centered / (centered.square().mean(1, keepdim=True) + self.eps).sqrt()
 
 
 def main(folder: str, eps: float) -> None:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(16, 32), Standardize(eps), torch.nn.ReLU(), torch.nn.Linear(32, 4)
-    )
+    layers = {
+        "embed": torch.nn.Linear(16, 32, bias=False),  # a blank input becomes a row of zeros
+        "standardize": Standardize(eps),
+        "relu": torch.nn.ReLU(),
+        "head": torch.nn.Linear(32, 4),
+    }
+    model = torch.nn.Sequential(OrderedDict(layers))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def train_step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -39,9 +44,6 @@ def main(folder: str, eps: float) -> None:
         optimizer.step()
         return loss.detach()
 
-    with torch.no_grad():
-        model[0].bias.zero_()
-    model[0].bias.requires_grad_(False)  # a blank input leaves a row of zeros behind
     with tap.track(model, optimizer, alerts=True, to=folder) as tracker:
         step = tap.blackbox(train_step, model, optimizer)
         for number in range(20):

@@ -108,7 +108,7 @@ def test_statistics_are_exact_and_come_in_pages(server, folder, ids):
     exact = [float(row["rm2"]) for row in rows]
     assert np.array_equal(exact, wanted.rm2, equal_nan=True)
     few = call(server, "statistics", name="0.weight", kind="Weight", statistics=["rm2"],
-               first_step=0, last_step=4)  # fmt: skip
+               steps="0:4")  # fmt: skip
     assert [list(row) for row in few["rows"]] == [["step", "rank", "rm2"]] * 5
     caught = call(server, "statistics", name="caught", limit=1)["rows"][0]
     assert caught["rm2"] == float(np.sqrt(np.mean(run.get("caught", step=0).double().numpy() ** 2)))

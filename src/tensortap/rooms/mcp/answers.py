@@ -6,8 +6,6 @@ so that a reader can tell them from what tensortap itself says.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -58,47 +56,36 @@ def answer(
     return _encoded(made)
 
 
-class _TooLong(Exception):
-    """More bytes than there is room for."""
-
-
 def _fitted(value: Any, room: int) -> Any:
     """Return a value as JSON in so many bytes; if texts and containers were cut, it says so."""
+    cells: Any = None
     for longest, most in _BOUNDS:
-        with contextlib.suppress(_TooLong):
-            cells = _Bounds(longest, most, room).cut(value, _DEEPEST)
-            if isinstance(cells, dict) and longest != _BOUNDS[0][0]:
-                cells["shortened"] = f"texts have {longest} characters, lists {most} entries"
-            return cells
-    return "…"
+        cells = _cut(value, longest, most, _DEEPEST)
+        if isinstance(cells, dict) and longest != _BOUNDS[0][0]:
+            cells["shortened"] = f"texts have {longest} characters, lists {most} entries"
+        if len(_encoded(cells).encode()) <= room:
+            break
+    return cells
 
 
-class _Bounds:
-    """Cuts texts, containers and depth; gives up as soon as there is no more room."""
-
-    def __init__(self, longest: int, most: int, room: int) -> None:
-        self._longest, self._most, self._room = longest, most, room - 80  # for `shortened`
-
-    def cut(self, value: Any, depth: int) -> Any:
-        """Return a value as JSON, without control characters."""
-        if isinstance(value, int) and value.bit_length() > 64:
-            value = f"integer of {value.bit_length():,} bits"
-        value = plain(value, self._longest) if isinstance(value, str) else shallow_json(value)
-        is_leaf = not isinstance(value, (dict, list))
-        self._room -= 4 + (len(_encoded(value).encode()) if is_leaf else 0)  # 4: commas, brackets
-        if self._room < 0:
-            raise _TooLong
-        if is_leaf:
-            return value
-        if not depth:
-            return self.cut(f"… {len(value):,} entries", 0)
-        more = len(value) - self._most
-        if isinstance(value, list):
-            cut = [self.cut(each, depth - 1) for each in value[: self._most]]
-            return [*cut, f"… {more:,} more"] if more > 0 else cut
-        pairs = itertools.islice(value.items(), self._most)
-        found = {self.cut(str(key), 0): self.cut(each, depth - 1) for key, each in pairs}
-        return {**found, "…": f"{more:,} more"} if more > 0 else found
+def _cut(value: Any, longest: int, most: int, depth: int) -> Any:
+    """Return a value as JSON, without control characters and without what is too long."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        value = f"integer of {value.bit_length():,} bits"
+    value = plain(value, longest) if isinstance(value, str) else shallow_json(value)
+    if not isinstance(value, (dict, list)):
+        return value
+    if not depth:
+        return f"… {len(value):,} entries"
+    more = [("…", f"{len(value) - most:,} more")] if len(value) > most else []
+    if isinstance(value, list):
+        shown = [_cut(each, longest, most, depth - 1) for each in value[:most]]
+        return shown + ["… " + words for _, words in more]
+    pairs = list(value.items())[:most]
+    shown_pairs = [
+        (_cut(str(k), longest, 0, 0), _cut(v, longest, most, depth - 1)) for k, v in pairs
+    ]
+    return dict(shown_pairs + more)
 
 
 def _encoded(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Figures as PNG without a browser: heatmaps and lines over steps, drawn with Pillow."""
+"""Figures as PNG without a browser: names by steps, as a heatmap or as lines."""
 
 from __future__ import annotations
 
@@ -11,125 +11,109 @@ from PIL import Image
 
 from tensortap.core.errors import NotFound
 from tensortap.rooms.figures.figures.encoding import statistic_text
-from tensortap.rooms.figures.figures.heatmap import (
-    INF,
-    NAN,
-    color_range,
-    heatmap_cells,
-    statistic_column,
-)
+from tensortap.rooms.figures.figures.heatmap import INF, NAN, color_range, heatmap_cells
 from tensortap.rooms.films.canvas import Canvas, fitted
 from tensortap.rooms.films.style import ticks
 from tensortap.table.table import Table
+from tensortap.text.tensors import number
 
+MOST_BYTES = 48_000  # of a picture: 64 kB as text
+Floats = NDArray[np.float64]
 Rgb = tuple[int, int, int]
 _WHITE, _INK, _DIM, _LINE = (255, 255, 255), (24, 30, 40), (98, 108, 124), (208, 214, 224)
 _NAN, _INF, _NONE = (255, 0, 220), (255, 45, 45), (236, 238, 242)
-_SIZES = "310047 43337c 1f689d 009d90 5ac576 c7e03e fff467"  # of magnitudes; readable in gray
-_LINES = "0072b2 d55e00 009e73 cc79a7 56b4e9 e69f00 6a3d9a 444444"  # told apart by all
-_WIDTH, _LEFT, _TOP, _RIGHT, _BOTTOM, _TEXT = 900, 260, 44, 90, 30, 13
+_MAGNITUDES = "310047 43337c 1f689d 009d90 5ac576 c7e03e fff467"  # also readable in gray
+_LINES = "0072b2 d55e00 009e73 cc79a7 56b4e9 e69f00 6a3d9a 444444"  # for color-blind people, too
+_WIDTH, _LEFT, _TOP, _RIGHT, _TEXT = 900, 220, 44, 800, 13  # pixels; the box between them
 
 
-def draw_heatmap(
-    table: Table, kind: str, statistic: str, names: Sequence[str], inc: int
-) -> bytes:  # fmt: skip
-    """Return names by steps, `inc` steps per column; NaN and Inf have colors of their own."""
+def draw(
+    figure: str, table: Table, kind: str, statistic: str, names: Sequence[str], inc: int
+) -> bytes:
+    """Return a statistic of some names over steps, `inc` steps per point.
+
+    A point is the most notable record of its steps, as in the figures of the page. NaN and Inf
+    have colors of their own.
+    """
     cells = heatmap_cells(table, kind, statistic, inc, names, None)
     if cells is None:
         raise NotFound(f"no {statistic} of {kind}")
     logarithmic, shade, (low, high) = color_range(cells.value, None)
-    rows, columns = cells.value.shape
-    room = _WIDTH - _LEFT - _RIGHT, max(160, min(20 * rows, 560))
-    canvas = Canvas(_WIDTH, _TOP + room[1] + _BOTTOM, _WHITE)
-    _title(canvas, f"{statistic_text(statistic)} of {kind}")
-    anchors = np.array([tuple(bytes.fromhex(each)) for each in _SIZES.split()], np.float64)
-    share = np.clip(np.nan_to_num((shade - low) / (high - low)), 0, 1)
-    colors = _between(anchors, share)
-    colors[cells.layer < 0] = _NONE
-    colors[cells.bad == INF] = _INF
-    colors[cells.bad == NAN] = _NAN
-    y, x = (np.arange(room[1]) * rows // room[1], np.arange(room[0]) * columns // room[0])
-    canvas.bytes[_TOP : _TOP + room[1], _LEFT : _LEFT + room[0], :3] = colors[y[:, None], x]
-    for row, name in enumerate(cells.layers):
-        middle = _TOP + (row + 0.5) * room[1] / rows
-        canvas.text(_LEFT - 8, middle, fitted(name, _TEXT, _LEFT - 16), _TEXT, _INK, "right")
-    for column in sorted({0, columns // 2, columns - 1}):
-        middle = _LEFT + (column + 0.5) * room[0] / columns
-        _step(canvas, middle, int(cells.steps[column]))
-    bar = np.linspace(1, 0, room[1])[:, None]
-    left = _LEFT + room[0] + 12
-    canvas.bytes[_TOP : _TOP + room[1], left : left + 14, :3] = _between(anchors, bar)
+    is_map = figure == "heatmap"
+    if not is_map:  # colors leave out the farthest values, lines do not
+        shade = np.where(
+            np.isfinite(cells.value) & ~(logarithmic & (cells.value <= 0)), shade, np.nan
+        )
+        low, high = np.nanmin([low, *shade.flat]), np.nanmax([high, *shade.flat])
+    share = (shade - low) / (high - low)
+    rows, columns = share.shape
+    height = max(160, 20 * rows) if is_map else 320
+    bottom = _TOP + height
+    canvas = Canvas(_WIDTH, bottom + 30, _WHITE)
+    title = f"{statistic_text(statistic)} of {kind}"
+    canvas.text(16, 20, fitted(title, 16, _WIDTH - 160), 16, _INK)
     for value, words in ticks(low, high, 6):
-        at = _TOP + (1 - (value - low) / (high - low)) * room[1]
-        canvas.text(left + 18, at, f"1e{words}" if logarithmic else words, _TEXT, _DIM)
-    for place, (color, word) in enumerate(((_NAN, "NaN"), (_INF, "Inf"))):
-        if (cells.bad == (NAN, INF)[place]).any():
-            canvas.text(_WIDTH - 100 + 50 * place, 18, word, _TEXT, color)
+        y = bottom - (value - low) / (high - low) * height
+        canvas.fill(_LEFT, round(y), _RIGHT + 26, round(y) + 1, _LINE)
+        canvas.text(_RIGHT + 30, y, number(10.0**value, 2) if logarithmic else words, _TEXT, _DIM)
+    middles = _LEFT + (np.arange(columns) + 0.5) * (_RIGHT - _LEFT) / columns
+    for column in sorted({0, columns // 2, columns - 1}):
+        words = f"step {cells.steps[column]:,}"
+        canvas.text(middles[column], bottom + 14, words, _TEXT, _DIM, "middle")
+    for row, name in enumerate(cells.layers):
+        color = _INK if is_map else _rgb(_LINES)[row]
+        y = _TOP + (row + 0.5) * height / rows
+        canvas.text(_LEFT - 8, y, fitted(name, _TEXT, _LEFT - 16), _TEXT, color, "right")
+    for code, color, word, x in ((NAN, _NAN, "NaN", 0), (INF, _INF, "Inf", 40)):
+        if (cells.bad == code).any():
+            canvas.text(_RIGHT - 70 + x, 20, word, _TEXT, color)
+    if is_map:
+        colors = _colors(share)
+        colors[cells.layer < 0] = _NONE
+        colors[cells.bad == INF] = _INF
+        colors[cells.bad == NAN] = _NAN
+        down, across = np.arange(height) * rows // height, np.arange(_RIGHT - _LEFT)
+        box = colors[down[:, None], across * columns // len(across)]
+        canvas.bytes[_TOP:bottom, _LEFT:_RIGHT, :3] = box
+        scale = _colors(np.linspace(1, 0, height)[:, None])
+        canvas.bytes[_TOP:bottom, _RIGHT + 10 : _RIGHT + 24, :3] = scale
+        return _png(canvas)
+    heights = bottom - share * height
+    for row, y in enumerate(heights):
+        known = np.isfinite(y)
+        for part in np.split(np.arange(columns), np.flatnonzero(~known)):
+            at = part[known[part]]  # a gap stays a gap
+            canvas.curve(middles[at].tolist(), y[at].tolist(), 1.6, _rgb(_LINES)[row])
+            _dots(canvas, middles[at], y[at], 2.0, _rgb(_LINES)[row])
+    for code, color in ((INF, _INF), (NAN, _NAN)):
+        row, column = np.nonzero(cells.bad == code)
+        y = np.nan_to_num(heights[row, column], nan=bottom - 4.0)
+        _dots(canvas, middles[column], y, 3.0, color)
     return _png(canvas)
 
 
-def draw_lines(table: Table, kind: str, statistic: str, names: Sequence[str], inc: int) -> bytes:
-    """Return one line per name; a logarithmic axis where values span decades."""
-    series = []
-    for name in names:
-        rows = table.series(kind, name)
-        series.append((table.step[rows], statistic_column(table, statistic, rows)))
-    values = np.concatenate([value for _, value in series])
-    steps = np.concatenate([step for step, _ in series])
-    if not np.isfinite(values).any():
-        raise NotFound(f"no finite {statistic} of {kind}")
-    logarithmic, _, _ = color_range(values, None)
-    canvas = Canvas(_WIDTH, 420 + 18 * len(names), _WHITE)
-    _title(canvas, f"{statistic_text(statistic)} of {kind}")
-    left, top, right, bottom = 90, _TOP, _WIDTH - 20, 380
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shown = [np.log10(value) if logarithmic else value for _, value in series]
-    finite = np.concatenate([value[np.isfinite(value)] for value in shown])
-    low, high = float(finite.min()), float(finite.max())
-    low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
-    first, last = int(steps.min()), max(int(steps.max()), int(steps.min()) + 1)
-    for value, words in ticks(low, high, 7):
-        y = bottom - (value - low) / (high - low) * (bottom - top)
-        canvas.fill(left, round(y), right, round(y) + 1, _LINE)
-        canvas.text(left - 8, y, f"1e{words}" if logarithmic else words, _TEXT, _DIM, "right")
-    for at in (first, (first + last) // 2, last):
-        _step(canvas, left + (at - first) / (last - first) * (right - left), at, bottom)
-    for number, ((step, raw), value) in enumerate(zip(series, shown, strict=True)):
-        red, green, blue = bytes.fromhex(_LINES.split()[number])
-        x = left + (step - first) / (last - first) * (right - left)
-        y = bottom - (value - low) / (high - low) * (bottom - top)
-        good = np.isfinite(y)
-        for part in np.split(np.arange(len(y)), np.flatnonzero(~good)):  # a gap is a gap
-            part = part[good[part]]
-            canvas.curve(x[part].tolist(), y[part].tolist(), 1.6, (red, green, blue))
-            canvas.dots(x[part[:1]], y[part[:1]], 2.0, np.array([[red, green, blue]], np.uint8))
-        gaps = int((~np.isfinite(raw)).sum())
-        words = f"{names[number]}{f'   {gaps:,} not finite' if gaps else ''}"
-        where = bottom + 36 + 18 * number
-        canvas.fill(left, where - 2, left + 22, where + 1, (red, green, blue))
-        canvas.text(left + 30, where, fitted(words, _TEXT, right - left - 30), _TEXT, _INK)
-    return _png(canvas)
+def _dots(canvas: Canvas, x: Floats, y: Floats, radius: float, color: Rgb) -> None:
+    canvas.dots(x, y, radius, np.full((len(x), 3), color, np.uint8))
 
 
-def _title(canvas: Canvas, words: str) -> None:
-    canvas.text(16, 20, fitted(words, 16, _WIDTH - 160), 16, _INK)
+def _rgb(colors: str) -> list[Rgb]:
+    return [(each[0], each[1], each[2]) for each in map(bytes.fromhex, colors.split())]
 
 
-def _step(canvas: Canvas, x: float, step: int, bottom: int | None = None) -> None:
-    y = (canvas.height - _BOTTOM if bottom is None else bottom) + 14
-    canvas.text(x, y, f"step {step:,}", _TEXT, _DIM, "middle")
-
-
-def _between(anchors: NDArray[np.float64], share: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Return colors between anchors."""
-    at = np.linspace(0, 1, len(anchors))
+def _colors(share: Floats) -> NDArray[np.uint8]:
+    """Return the color of each share of the range."""
+    anchors = np.array(_rgb(_MAGNITUDES), np.float64)
+    at, share = np.linspace(0, 1, len(anchors)), np.clip(np.nan_to_num(share), 0, 1)
     mixed = np.stack([np.interp(share, at, part) for part in anchors.T], axis=-1)
     return np.rint(mixed).astype(np.uint8)
 
 
 def _png(canvas: Canvas) -> bytes:
-    """Return a canvas as PNG of at most 64 colors, which are few bytes."""
-    file = io.BytesIO()
-    image = Image.fromarray(canvas.bytes[..., :3]).quantize(64, dither=Image.Dither.NONE)
-    image.save(file, "PNG", optimize=True)
+    """Return a canvas as PNG, with fewer colors if it has too many bytes."""
+    image, file = Image.fromarray(canvas.bytes[..., :3]), io.BytesIO()
+    for colors in (256, 32, 8):
+        file = io.BytesIO()
+        image.quantize(colors, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
+        if file.tell() <= MOST_BYTES:
+            break
     return file.getvalue()

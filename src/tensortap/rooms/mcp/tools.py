@@ -16,6 +16,7 @@ import msgspec
 
 from tensortap.alerts.alert import HINT, NO_VERDICT, verdict_of, verdicts_of
 from tensortap.api.open import RemoteSession
+from tensortap.core.arguments import parse_steps
 from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.files import plain
 from tensortap.core.patterns import TypedPattern
@@ -82,34 +83,26 @@ class Tools:
 
         def row(pair: tuple[str, str]) -> dict[str, Any]:
             steps = table.step[table.series(pair[1], pair[0], ordered=False)]
-            first, last = int(steps.min()), int(steps.max())
             shown = {"name": pair[0], "kind": pair[1], "records": len(steps)}
-            return shown | {"first_step": first, "last_step": last}
+            return shown | {"first_step": steps.min(), "last_step": steps.max()}
 
         return answer({}, found, offset, limit, row)
 
     def statistics(
-        self,
-        name: str,
-        run: str = "",
-        kind: str = "",
-        statistics: list[str] | None = None,
-        rank: int | None = None,
-        first_step: int | None = None,
-        last_step: int | None = None,
-        offset: int = 0,
-        limit: int = 50,
-    ) -> str:
+        self, name: str, run: str = "", kind: str = "", statistics: list[str] | None = None,
+        steps: str = "", rank: int | None = None, offset: int = 0, limit: int = 50,
+    ) -> str:  # fmt: skip
         """Return statistics of a tensor or number over steps, exactly as recorded.
 
         `statistics` chooses some of: value, count, zeros, nans, posinfs, neginfs, min, max, mean,
         std, mean_abs, max_abs, min_abs, rm2, rm4, rm8, of which all but the counts are of finite
-        values; null was not recorded. By default what several ranks recorded is merged; `rank` is
-        one of them.
+        values; null was not recorded. `steps` are like 10:20, 10: or :20. By default what several
+        ranks recorded is merged; `rank` is one of them.
         """
         entry = self._entry(run)
         table = entry.table()
-        kinds = {k: n for n, k in _names(table.index()) if name in (n, plain(n))}
+        pairs = sorted(_names(table.index()), key=lambda pair: pair[0] == name)  # it wins
+        kinds = {k: n for n, k in pairs if name in (n, plain(n))}
         if not kinds or (kind and kind not in kinds):
             there = f"; it has {', '.join(kinds)}" if kinds else ": see names"
             raise NotFound(f"no {kind or 'record'} {name!r}{there}")
@@ -119,17 +112,18 @@ class Tools:
         wanted = choose_metrics(table, statistics or [VALUE, *STATISTICS])
         table, of_rank = choose_rank(table, rank)
         rows = table.series(kind, kinds[kind], of_rank)
-        low = -math.inf if first_step is None else first_step
-        high = math.inf if last_step is None else last_step
-        rows = rows[(table.step[rows] >= low) & (table.step[rows] <= high)]
+        low, high = parse_steps(steps) or (None, None)
+        step = table.step[rows]
+        rows = rows[
+            (step >= (step if low is None else low)) & (step <= (step if high is None else high))
+        ]
         known = {each: table.is_known(each, rows) for each in wanted}
         wanted = [each for each in wanted if known[each].any()]
 
         def row(number: int) -> dict[str, Any]:
             at = rows[number]
-            cells = {each: table.column(each)[at] if known[each][number] else None
-                     for each in wanted}  # fmt: skip
-            return {"step": table.step[at], "rank": table.rank[at], **cells}
+            found = {each: table.column(each)[at] for each in wanted if known[each][number]}
+            return {"step": table.step[at], "rank": table.rank[at]} | dict.fromkeys(wanted) | found
 
         facts = {"name": name, "kind": kind, "kinds": list(kinds)}
         return answer(facts, range(len(rows)), offset, limit, row)
@@ -145,10 +139,8 @@ class Tools:
         explained_by = verdicts_of(found)
 
         def row(alert: Any) -> dict[str, Any]:
-            verdict = explained_by(alert)
-            return _without(msgspec.structs.asdict(alert), "explanation", "call") | {
-                "why": verdict.message if verdict is not None else ""
-            }
+            why = getattr(explained_by(alert), "message", "")
+            return _without(msgspec.structs.asdict(alert), "explanation", "call") | {"why": why}
 
         chosen = [alert for alert in found if rule in ("", alert.rule)]
         return answer({}, chosen, offset, limit, row)
@@ -165,9 +157,7 @@ class Tools:
         found = [row for row in rows if row.state in shown]
         return answer({"summary": health_summary(rows)}, found, offset, limit)
 
-    def compare(
-        self, a: str, b: str, pattern: str = "", offset: int = 0, limit: int = 10
-    ) -> str:  # fmt: skip
+    def compare(self, a: str, b: str, pattern: str = "", offset: int = 0, limit: int = 10) -> str:
         """Compare two runs: `first` is the first difference in the order of execution.
 
         `b` is the reference. `culprit` is the first module whose inputs agree and whose output does
@@ -193,40 +183,28 @@ class Tools:
         return answer(msgspec.structs.asdict(found))
 
     def figure(
-        self,
-        run: str = "",
-        figure: str = "heatmap",
-        kind: str = "",
-        statistic: str = "rm2",
-        pattern: str = "",
-        offset: int = 0,
-        limit: int = 40,
-    ) -> tuple[bytes, str]:
+        self, run: str = "", figure: str = "heatmap", kind: str = "", statistic: str = "rm2",
+        pattern: str = "", offset: int = 0, limit: int = 40,
+    ) -> tuple[bytes, str]:  # fmt: skip
         """Draw a PNG of a statistic of several names over steps: a `heatmap`, or `lines`.
 
         `pattern` (RE2) chooses names; `offset` and `limit` which of them: at most 40 in a heatmap,
         8 in lines. `statistic` is one of `statistics`, or auto: the value of a number, the RMS of
         a tensor.
         """
-        from tensortap.rooms.mcp.pictures import draw_heatmap, draw_lines
+        from tensortap.rooms.mcp.pictures import draw
 
-        draw = {"heatmap": draw_heatmap, "lines": draw_lines}.get(figure)
-        if draw is None:
+        if figure not in ("heatmap", "lines"):
             raise TensortapError(f"figure must be heatmap or lines, got {figure!r}")
         table, _ = choose_rank(self._entry(run).table(), None)
-        if kind != Kind.METRIC:
-            kind, _ = choose_kind(table, kind or None)
-        if statistic != "auto":
-            choose_metrics(table, statistic)
+        kind = kind or choose_kind(table, None)[0]
         names = [name for name, each in _names(table, pattern) if each == kind]
-        most = min(limit, 40 if figure == "heatmap" else 8)
-        shown = names[offset : offset + most]
-        if not shown or most < 1 or offset < 0:
+        shown = names[max(0, offset) :][: min(limit, 40 if figure == "heatmap" else 8)]
+        if not shown:
             raise NotFound(f"no {kind} from offset {offset} on matches {pattern!r}")
-        steps = table.steps(kind)
-        with table.lock:
-            inc = max(1, math.ceil((int(steps[-1]) - int(steps[0]) + 1) / _COLUMNS))
-            drawn = draw(table, kind, statistic, shown, inc)
+        first, *_, last = [*table.steps(kind).tolist()] * 2
+        inc = math.ceil((last - first + 1) / _COLUMNS)
+        drawn = draw(figure, table, kind, statistic, shown, inc)
         facts = {"kind": kind, "statistic": statistic, "steps_per_column": inc}
         return drawn, answer(facts, names, offset, len(shown))
 
@@ -234,40 +212,29 @@ class Tools:
         self, session: str = "", pattern: str = "", offset: int = 0, limit: int = 100
     ) -> str:
         """List the probes of a running job, what each is doing, and what it has cost."""
-        with self._session(session) as opened:
+        with RemoteSession(session or None) as opened:
             return _listed(offer("session.probes")(opened, pattern), offset, limit)
 
     def probe(
-        self,
-        pattern: str,
-        session: str = "",
-        every: int | None = None,
-        tensors: bool = False,
-        steps: int | None = None,
-        off: bool = False,
-    ) -> str:
+        self, pattern: str, session: str = "", every: int | None = None, tensors: bool = False,
+        steps: int | None = None, off: bool = False,
+    ) -> str:  # fmt: skip
         """Switch probes of a running job on, or with `off` off, at a step that all ranks share.
 
         `every` n-th step; `tensors` keeps whole tensors, for so many `steps`.
         """
         chosen = {"every": every, "tensors": tensors or None, "steps": steps, "off": off or None}
         options = {name: value for name, value in chosen.items() if value is not None}
-        with self._session(session) as opened:
+        with RemoteSession(session or None) as opened:
             return _listed(offer("session.probe")(opened, pattern, **options), 0, 100)
-
-    def _session(self, session: str) -> RemoteSession:
-        return RemoteSession(session or str(parse_address(None)))
 
     def _entries(self, *, sessions: bool = False) -> list[CatalogEntry]:
         """Return all entries; look for `sessions`, too, which takes a second if none listens."""
         known = {entry.where for entry in self._catalog.entries()}
-        address = str(parse_address(None))
-        with contextlib.suppress(TensortapError):  # there is none yet
-            if self._folder is not None:
-                self._catalog.add(self._folder)
-        with contextlib.suppress(TensortapError):
-            if sessions and address not in known:
-                self._catalog.add(address)
+        expected = [self._folder, str(parse_address(None)) if sessions else None]
+        for each in (each for each in expected if each is not None and each not in known):
+            with contextlib.suppress(TensortapError):  # there is none yet
+                self._catalog.add(each)
         self._catalog.scan()
         return self._catalog.entries()
 
