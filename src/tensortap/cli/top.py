@@ -31,7 +31,7 @@ def top(
     once: bool = typer.Option(False, help="Print once and exit."),
     as_json: bool = json_option(
         "address, pid, started, written, written_nbytes, nbytes, bound, evicted, rejected, "
-        "clients, names, recent, alerts, once"
+        "clients, names, recent, alerts"
     ),
 ) -> None:
     """Watch a live session; start one for the time being if none runs on this machine."""

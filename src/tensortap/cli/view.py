@@ -21,7 +21,7 @@ def view(
         [], help="Another host name under which browsers reach the page, such as a proxy's."
     ),
     browser: bool = typer.Option(True, "--browser/--no-browser", help="Open a browser."),
-    as_json: bool = json_option("address, with a token that opens the page once"),
+    as_json: bool = json_option("address"),
 ) -> None:
     """Show runs and live sessions in the browser until Ctrl-C."""
     show_page(

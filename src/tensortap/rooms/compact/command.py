@@ -15,7 +15,7 @@ def compact(
     dask: str | None = typer.Option(
         None, metavar="tcp://host:8786", help="Use the workers of a Dask cluster."
     ),
-    as_json: bool = json_option("windows, the number of them"),
+    as_json: bool = json_option("windows"),
 ) -> None:
     """Sort a large run by tensors; what was compacted before stays, and so do its files."""
     from tensortap.rooms.compact.compact import compact_run

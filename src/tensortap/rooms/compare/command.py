@@ -55,7 +55,7 @@ def compare(
     as_json: bool = json_option(
         "format, of, agree, a, b; of runs: compared, equal, by_statistics, ignored, allow_missing, "
         "culprit, atol, rtol, provenance, first, ranks, first_bitwise, unplaced, differences, "
-        "missing; of files: comparison; docs/compare.md describes them"
+        "missing; of files: comparison"
     ),
     html: Path | None = typer.Option(
         None, help="Also write a report: one self-contained HTML file.",

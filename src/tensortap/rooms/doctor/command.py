@@ -34,8 +34,8 @@ def doctor(
     ),
     as_json: bool = json_option(
         "tensortap, python, platform, memory, needed, missing, extras, shared memory, "
-        "statistics kernel, key, environment, server, answers; of a device: lists of check, "
-        "result, details"
+        "statistics kernel, key, environment, server, answers; of a device: check, result, "
+        "details"
     ),
 ) -> None:
     """Print versions, installed packages, built kernels, and whether a session answers.

@@ -34,7 +34,7 @@ def run(
     show_all: bool = typer.Option(False, "--all", help="Name all rules at the end."),
     view: bool = typer.Option(False, "--view", help="Open the page while the program trains."),
     as_json: bool = json_option(
-        f"run, exit_code, not_seen, rules ({_FIELDS}); what the program prints goes to stderr"
+        f"run, exit_code, not_seen, rules ({_FIELDS}); the program prints to stderr"
     ),
 ) -> None:
     """Run a training program and track the models that torch optimizers train, with all rules.
