@@ -30,7 +30,7 @@ def show(
     from tensortap.api.run import Run
 
     opened = Run(run)
-    wanted = {"step": step, "rank": rank, "kind": kind}
+    wanted: dict[str, Any] = {"step": step, "rank": rank, "kind": kind}
     if as_json:
         print_json(_run_facts(opened) if name is None else _facts(opened, name, values, **wanted))
         return

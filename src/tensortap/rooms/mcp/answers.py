@@ -22,12 +22,9 @@ _DEEPEST = 8
 
 
 def answer(
-    facts: dict[str, Any],
-    rows: Sequence[Any] | None = None,
-    offset: int = 0,
-    limit: int = 50,
+    facts: dict[str, Any], rows: Sequence[Any] | None = None, offset: int = 0, limit: int = 50,
     row: Callable[[Any], Any] = lambda each: each,
-) -> str:
+) -> str:  # fmt: skip
     """Return facts as JSON, with as many of the rows from `offset` on as fit.
 
     `row` makes a row of an entry of `rows`; it is called only for those that are shown. What is

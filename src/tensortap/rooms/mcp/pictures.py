@@ -17,7 +17,6 @@ from tensortap.rooms.films.style import ticks
 from tensortap.table.table import Table
 from tensortap.text.tensors import number
 
-MOST_BYTES = 48_000  # of a picture: 64 kB as text
 Floats = NDArray[np.float64]
 Rgb = tuple[int, int, int]
 _WHITE, _INK, _DIM, _LINE = (255, 255, 255), (24, 30, 40), (98, 108, 124), (208, 214, 224)
@@ -28,9 +27,9 @@ _WIDTH, _LEFT, _TOP, _RIGHT, _TEXT = 900, 220, 44, 800, 13  # pixels; the box be
 
 
 def draw(
-    figure: str, table: Table, kind: str, statistic: str, names: Sequence[str], inc: int
+    table: Table, kind: str, statistic: str, names: Sequence[str], inc: int, *, is_map: bool
 ) -> bytes:
-    """Return a statistic of some names over steps, `inc` steps per point.
+    """Return a PNG of a statistic of some names over steps, `inc` steps per point.
 
     A point is the most notable record of its steps, as in the figures of the page. NaN and Inf
     have colors of their own.
@@ -39,11 +38,9 @@ def draw(
     if cells is None:
         raise NotFound(f"no {statistic} of {kind}")
     logarithmic, shade, (low, high) = color_range(cells.value, None)
-    is_map = figure == "heatmap"
     if not is_map:  # colors leave out the farthest values, lines do not
-        shade = np.where(
-            np.isfinite(cells.value) & ~(logarithmic & (cells.value <= 0)), shade, np.nan
-        )
+        drawn = np.isfinite(cells.value) & ~(logarithmic & (cells.value <= 0))
+        shade = np.where(drawn, shade, np.nan)
         low, high = np.nanmin([low, *shade.flat]), np.nanmax([high, *shade.flat])
     share = (shade - low) / (high - low)
     rows, columns = share.shape
@@ -77,19 +74,20 @@ def draw(
         canvas.bytes[_TOP:bottom, _LEFT:_RIGHT, :3] = box
         scale = _colors(np.linspace(1, 0, height)[:, None])
         canvas.bytes[_TOP:bottom, _RIGHT + 10 : _RIGHT + 24, :3] = scale
-        return _png(canvas)
+        return _png(canvas, 256)
     heights = bottom - share * height
-    for row, y in enumerate(heights):
-        known = np.isfinite(y)
+    for line, color in zip(heights, _rgb(_LINES), strict=False):
+        known = np.isfinite(line)
         for part in np.split(np.arange(columns), np.flatnonzero(~known)):
             at = part[known[part]]  # a gap stays a gap
-            canvas.curve(middles[at].tolist(), y[at].tolist(), 1.6, _rgb(_LINES)[row])
-            _dots(canvas, middles[at], y[at], 2.0, _rgb(_LINES)[row])
+            canvas.curve(middles[at].tolist(), line[at].tolist(), 1.6, color)
+            _dots(canvas, middles[at], line[at], 2.0, color)
     for code, color in ((INF, _INF), (NAN, _NAN)):
-        row, column = np.nonzero(cells.bad == code)
-        y = np.nan_to_num(heights[row, column], nan=bottom - 4.0)
-        _dots(canvas, middles[column], y, 3.0, color)
-    return _png(canvas)
+        where = np.nonzero(cells.bad == code)
+        _dots(
+            canvas, middles[where[1]], np.nan_to_num(heights[where], nan=bottom - 4.0), 3.0, color
+        )
+    return _png(canvas, 16)
 
 
 def _dots(canvas: Canvas, x: Floats, y: Floats, radius: float, color: Rgb) -> None:
@@ -104,16 +102,12 @@ def _colors(share: Floats) -> NDArray[np.uint8]:
     """Return the color of each share of the range."""
     anchors = np.array(_rgb(_MAGNITUDES), np.float64)
     at, share = np.linspace(0, 1, len(anchors)), np.clip(np.nan_to_num(share), 0, 1)
-    mixed = np.stack([np.interp(share, at, part) for part in anchors.T], axis=-1)
-    return np.rint(mixed).astype(np.uint8)
+    mixed = [np.rint(np.interp(share, at, part)).astype(np.uint8) for part in anchors.T]
+    return np.stack(mixed, axis=-1)
 
 
-def _png(canvas: Canvas) -> bytes:
-    """Return a canvas as PNG, with fewer colors if it has too many bytes."""
-    image, file = Image.fromarray(canvas.bytes[..., :3]), io.BytesIO()
-    for colors in (256, 32, 8):
-        file = io.BytesIO()
-        image.quantize(colors, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
-        if file.tell() <= MOST_BYTES:
-            break
+def _png(canvas: Canvas, colors: int) -> bytes:
+    """Return a canvas as PNG. With few colors even lines that cross a lot have 40 kB."""
+    file, image = io.BytesIO(), Image.fromarray(canvas.bytes[..., :3])
+    image.quantize(colors, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
     return file.getvalue()

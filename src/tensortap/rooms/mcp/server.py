@@ -40,13 +40,11 @@ def create_server(tools: Tools, *, allow_control: bool = False) -> MCPServer[Any
     server: MCPServer[Any] = MCPServer(
         "tensortap", version=__version__, instructions=_INSTRUCTIONS, log_level="WARNING"
     )
-    asked = [tools.runs, tools.summary, tools.names, tools.statistics, tools.alerts, tools.health,
-             tools.compare, tools.why, tools.figure]  # fmt: skip
-    if any(offers("session.probes")):
-        asked.append(tools.probes)
+    names = "runs summary names statistics alerts health compare why figure".split()
     reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
-    for tool in asked:
-        server.add_tool(_guarded(tool), annotations=reads, structured_output=False)
+    for name in [*names, "probes"] if any(offers("session.probes")) else names:
+        tool = _guarded(getattr(tools, name))
+        server.add_tool(tool, annotations=reads, structured_output=False)
     if allow_control and any(offers("session.probe")):
         server.add_tool(_guarded(tools.probe), structured_output=False)
     return server
@@ -60,14 +58,13 @@ def _guarded(tool: Callable[..., Any]) -> Callable[..., Any]:
         try:
             with _lock:
                 found = tool(**arguments)
+            return found if isinstance(found, str) else [Image(data=found[0]), found[1]]
         except (TensortapError, ValueError, OSError) as error:
             words = str(error)
+        except (MemoryError, RecursionError):
+            words = "this needs more memory or depth than there is"
         except Exception as error:
             words = f"internal error in tensortap: {type(error).__name__}: {error}"
-        else:
-            return (
-                found if isinstance(found, str) else [Image(data=found[0], format="png"), found[1]]
-            )
         raise ToolError(json.dumps({"error": plain(words, 2000)}, ensure_ascii=False))
 
     return call
@@ -79,10 +76,9 @@ class TokenControl(AccessControl):
     def rejection(self, scope: Any, headers: Headers) -> Response | None:
         """Return the response to a request that must not be answered; None lets it pass."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not self.is_unused(token.strip()):
-            refused = PlainTextResponse("Send the token: Authorization: Bearer …", 401)
-            return self.foreign(headers) or refused
-        return self.foreign(headers)
+        is_known = scheme.lower() == "bearer" and self.is_unused(token)
+        refused = PlainTextResponse("Send the header Authorization: Bearer TOKEN.", 401)
+        return self.foreign(headers) or (None if is_known else refused)
 
 
 def http_server(server: MCPServer[Any], port: int | None) -> tuple[str, str, Callable[[], None]]:

@@ -27,15 +27,12 @@ from tensortap.page.catalog import Catalog, CatalogEntry, RunEntry, SessionEntry
 from tensortap.page.routes import summary_of
 from tensortap.rooms.compare.report import CompareReport
 from tensortap.rooms.compare.runs import compare_runs
-from tensortap.rooms.health.report import health_of
-from tensortap.rooms.health.report import summary_of as health_summary
+from tensortap.rooms.health import report as rules
 from tensortap.rooms.mcp.answers import answer
 from tensortap.runs.rows import STATISTICS
 from tensortap.table.columns import VALUE
 from tensortap.table.selection import choose_kind, choose_metrics, choose_rank
 from tensortap.table.table import Table
-
-_COLUMNS = 120  # of a heatmap
 
 
 class Tools:
@@ -152,10 +149,10 @@ class Tools:
         default all but fine and unknown. A run that was tracked without rules is checked now.
         """
         entry = self._entry(run)
-        rows = health_of(entry.table(), entry.reader(), compute=True)
+        rows = rules.health_of(entry.table(), entry.reader(), compute=True)
         shown = [state] if state else ["problem", "hint", "blind"]
         found = [row for row in rows if row.state in shown]
-        return answer({"summary": health_summary(rows)}, found, offset, limit)
+        return answer({"summary": rules.summary_of(rows)}, found, offset, limit)
 
     def compare(self, a: str, b: str, pattern: str = "", offset: int = 0, limit: int = 10) -> str:
         """Compare two runs: `first` is the first difference in the order of execution.
@@ -203,8 +200,8 @@ class Tools:
         if not shown:
             raise NotFound(f"no {kind} from offset {offset} on matches {pattern!r}")
         first, *_, last = [*table.steps(kind).tolist()] * 2
-        inc = math.ceil((last - first + 1) / _COLUMNS)
-        drawn = draw(figure, table, kind, statistic, shown, inc)
+        inc = math.ceil((last - first + 1) / 120)  # so many columns are few bytes
+        drawn = draw(table, kind, statistic, shown, inc, is_map=figure == "heatmap")
         facts = {"kind": kind, "statistic": statistic, "steps_per_column": inc}
         return drawn, answer(facts, names, offset, len(shown))
 
