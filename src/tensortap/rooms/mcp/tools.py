@@ -25,7 +25,6 @@ from tensortap.core.rooms import offer
 from tensortap.live.address import parse_address
 from tensortap.page.catalog import Catalog, CatalogEntry, RunEntry, SessionEntry, describe_entry
 from tensortap.page.routes import summary_of
-from tensortap.rooms.compare.report import CompareReport
 from tensortap.rooms.compare.runs import compare_runs
 from tensortap.rooms.health import report as rules
 from tensortap.rooms.mcp.answers import answer
@@ -43,7 +42,6 @@ class Tools:
         for each in what:
             self._catalog.add(each)
         self._folder = None if what else Path("runs")  # it may appear later
-        self._compared: tuple[Any, CompareReport] | None = None
 
     def close(self) -> None:
         """Close the connections to live sessions."""
@@ -109,11 +107,9 @@ class Tools:
         wanted = choose_metrics(table, statistics or [VALUE, *STATISTICS])
         table, of_rank = choose_rank(table, rank)
         rows = table.series(kind, kinds[kind], of_rank)
-        low, high = parse_steps(steps) or (None, None)
-        step = table.step[rows]
-        rows = rows[
-            (step >= (step if low is None else low)) & (step <= (step if high is None else high))
-        ]
+        first, last = parse_steps(steps) or (None, None)
+        after = table.step[rows] >= (-math.inf if first is None else first)
+        rows = rows[after & (table.step[rows] <= (math.inf if last is None else last))]
         known = {each: table.is_known(each, rows) for each in wanted}
         wanted = [each for each in wanted if known[each].any()]
 
@@ -157,18 +153,14 @@ class Tools:
     def compare(self, a: str, b: str, pattern: str = "", offset: int = 0, limit: int = 10) -> str:
         """Compare two runs: `first` is the first difference in the order of execution.
 
-        `b` is the reference. `culprit` is the first module whose inputs agree and whose output does
-        not. `rows` are all differences, `missing` what only one run has. `pattern` (RE2) chooses
-        names.
+        `b` is the reference, `culprit` the first module whose inputs agree and whose output does
+        not. `rows` are the differences, `missing` what one run lacks. `pattern` (RE2) is of names.
         """
         entries = [self._entry(each) for each in (a, b)]
-        key = [(each.id, each.version) for each in entries], pattern
-        if self._compared is None or self._compared[0] != key:
-            # a path is opened anew: what is compared must not change meanwhile
-            sides = [each.path if isinstance(each, RunEntry) else each.reader() for each in entries]
-            names = TypedPattern(pattern) if pattern else None
-            self._compared = key, compare_runs(*sides, names=names)
-        found = self._compared[1].to_json()
+        # a path is opened anew: what is compared must not change meanwhile
+        sides = [each.path if isinstance(each, RunEntry) else each.reader() for each in entries]
+        names = TypedPattern(pattern) if pattern else None
+        found = compare_runs(*sides, names=names).to_json()
         differences = found.pop("differences")
         return answer(found | {"missing_total": len(found["missing"])}, differences, offset, limit)
 
@@ -186,8 +178,7 @@ class Tools:
         """Draw a PNG of a statistic of several names over steps: a `heatmap`, or `lines`.
 
         `pattern` (RE2) chooses names; `offset` and `limit` which of them: at most 40 in a heatmap,
-        8 in lines. `statistic` is one of `statistics`, or auto: the value of a number, the RMS of
-        a tensor.
+        8 in lines. `statistic` is one of `statistics`, or auto: the value, or the RMS of a tensor.
         """
         from tensortap.rooms.mcp.pictures import draw
 
@@ -205,9 +196,7 @@ class Tools:
         facts = {"kind": kind, "statistic": statistic, "steps_per_column": inc}
         return drawn, answer(facts, names, offset, len(shown))
 
-    def probes(
-        self, session: str = "", pattern: str = "", offset: int = 0, limit: int = 100
-    ) -> str:
+    def probes(self, session: str = "", pattern: str = "", offset: int = 0, limit: int = 90) -> str:
         """List the probes of a running job, what each is doing, and what it has cost."""
         with RemoteSession(session or None) as opened:
             return _listed(offer("session.probes")(opened, pattern), offset, limit)
