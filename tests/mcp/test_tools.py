@@ -237,8 +237,9 @@ def test_probes_only_if_a_room_has_them_and_control_is_allowed(monkeypatch, fold
         (row,) = call(server, "probes", pattern="attn")["rows"]
         assert row["name"].endswith("attn")
         switched = call(server, "probe", pattern="attn", every=10, tensors=True, steps=5)
-        assert switched == {"pattern": "attn", "every": 10, "tensors": True, "steps": 5}
-        assert call(server, "probe", pattern="attn", off=True) == {"pattern": "attn", "off": True}
+        assert switched["answer"] == {"pattern": "attn", "every": 10, "tensors": True, "steps": 5}
+        off = call(server, "probe", pattern="attn", off=True)
+        assert off["answer"] == {"pattern": "attn", "off": True}
     finally:
         session.close()
 

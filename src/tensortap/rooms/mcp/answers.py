@@ -18,7 +18,6 @@ MOST_BYTES = 20_000  # of an answer: about 6,000 tokens
 MOST_ROWS = 500  # that one call may ask for
 # the longest text and the most entries of a container, until an answer fits
 _BOUNDS = ((500, 60), (200, 30), (80, 15), (30, 6), (10, 2))
-_DEEPEST = 8
 
 
 def answer(
@@ -57,7 +56,7 @@ def _fitted(value: Any, room: int) -> Any:
     """Return a value as JSON in so many bytes; if texts and containers were cut, it says so."""
     cells: Any = None
     for longest, most in _BOUNDS:
-        cells = _cut(value, longest, most, _DEEPEST)
+        cells = _cut(value, longest, most, 8)
         if isinstance(cells, dict) and longest != _BOUNDS[0][0]:
             cells["shortened"] = f"texts have {longest} characters, lists {most} entries"
         if len(_encoded(cells).encode()) <= room:

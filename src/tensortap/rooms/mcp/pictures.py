@@ -23,7 +23,7 @@ _WHITE, _INK, _DIM, _LINE = (255, 255, 255), (24, 30, 40), (98, 108, 124), (208,
 _NAN, _INF, _NONE = (255, 0, 220), (255, 45, 45), (236, 238, 242)
 _MAGNITUDES = "310047 43337c 1f689d 009d90 5ac576 c7e03e fff467"  # also readable in gray
 _LINES = "0072b2 d55e00 009e73 cc79a7 56b4e9 e69f00 6a3d9a 444444"  # for color-blind people, too
-_WIDTH, _LEFT, _TOP, _RIGHT, _TEXT = 900, 220, 44, 800, 13  # pixels; the box between them
+_LEFT, _TOP, _RIGHT, _TEXT = 220, 44, 800, 13  # pixels; the box between them
 
 
 def draw(
@@ -31,8 +31,7 @@ def draw(
 ) -> bytes:
     """Return a PNG of a statistic of some names over steps, `inc` steps per point.
 
-    A point is the most notable record of its steps, as in the figures of the page. NaN and Inf
-    have colors of their own.
+    A point is the most notable record of its steps. NaN and Inf have colors of their own.
     """
     cells = heatmap_cells(table, kind, statistic, inc, names, None)
     if cells is None:
@@ -46,9 +45,8 @@ def draw(
     rows, columns = share.shape
     height = max(160, 20 * rows) if is_map else 320
     bottom = _TOP + height
-    canvas = Canvas(_WIDTH, bottom + 30, _WHITE)
-    title = f"{statistic_text(statistic)} of {kind}"
-    canvas.text(16, 20, fitted(title, 16, _WIDTH - 160), 16, _INK)
+    canvas = Canvas(900, bottom + 30, _WHITE)
+    canvas.text(16, 20, fitted(f"{statistic_text(statistic)} of {kind}", 16, 700), 16, _INK)
     for value, words in ticks(low, high, 6):
         y = bottom - (value - low) / (high - low) * height
         canvas.fill(_LEFT, round(y), _RIGHT + 26, round(y) + 1, _LINE)
@@ -57,9 +55,9 @@ def draw(
     for column in sorted({0, columns // 2, columns - 1}):
         words = f"step {cells.steps[column]:,}"
         canvas.text(middles[column], bottom + 14, words, _TEXT, _DIM, "middle")
-    for row, name in enumerate(cells.layers):
-        color = _INK if is_map else _rgb(_LINES)[row]
-        y = _TOP + (row + 0.5) * height / rows
+    for index, name in enumerate(cells.layers):
+        color = _INK if is_map else _rgb(_LINES)[index]
+        y = _TOP + (index + 0.5) * height / rows
         canvas.text(_LEFT - 8, y, fitted(name, _TEXT, _LEFT - 16), _TEXT, color, "right")
     for code, color, word, x in ((NAN, _NAN, "NaN", 0), (INF, _INF, "Inf", 40)):
         if (cells.bad == code).any():
@@ -81,17 +79,12 @@ def draw(
         for part in np.split(np.arange(columns), np.flatnonzero(~known)):
             at = part[known[part]]  # a gap stays a gap
             canvas.curve(middles[at].tolist(), line[at].tolist(), 1.6, color)
-            _dots(canvas, middles[at], line[at], 2.0, color)
+            canvas.dots(middles[at], line[at], 2.0, np.full((len(at), 3), color, np.uint8))
     for code, color in ((INF, _INF), (NAN, _NAN)):
-        where = np.nonzero(cells.bad == code)
-        _dots(
-            canvas, middles[where[1]], np.nan_to_num(heights[where], nan=bottom - 4.0), 3.0, color
-        )
+        row, column = np.nonzero(cells.bad == code)
+        y = np.nan_to_num(heights[row, column], nan=bottom - 4.0)
+        canvas.dots(middles[column], y, 3.0, np.full((len(y), 3), color, np.uint8))
     return _png(canvas, 16)
-
-
-def _dots(canvas: Canvas, x: Floats, y: Floats, radius: float, color: Rgb) -> None:
-    canvas.dots(x, y, radius, np.full((len(x), 3), color, np.uint8))
 
 
 def _rgb(colors: str) -> list[Rgb]:

@@ -59,11 +59,9 @@ class Tools:
         """
         entry = self._entry(run)
         table = entry.table().index()
-        found = _described(entry) | summary_of(entry) | {
-            "records": len(table), "names": len(table.names), "kinds": table.kinds,
-            "ranks": table.ranks(), "statistics": table.statistics(),
-        }  # fmt: skip
-        return answer(found)
+        counts = {"records": len(table), "names": len(table.names), "kinds": table.kinds}
+        found = _described(entry) | summary_of(entry) | counts
+        return answer(found | {"ranks": table.ranks(), "statistics": table.statistics()})
 
     def names(
         self, run: str = "", pattern: str = "", kind: str = "", offset: int = 0, limit: int = 100
@@ -78,8 +76,8 @@ class Tools:
 
         def row(pair: tuple[str, str]) -> dict[str, Any]:
             steps = table.step[table.series(pair[1], pair[0], ordered=False)]
-            shown = {"name": pair[0], "kind": pair[1], "records": len(steps)}
-            return shown | {"first_step": steps.min(), "last_step": steps.max()}
+            found = (*pair, len(steps), steps.min(), steps.max())
+            return dict(zip("name kind records first_step last_step".split(), found, strict=True))
 
         return answer({}, found, offset, limit, row)
 
@@ -146,8 +144,8 @@ class Tools:
         """
         entry = self._entry(run)
         rows = rules.health_of(entry.table(), entry.reader(), compute=True)
-        shown = [state] if state else ["problem", "hint", "blind"]
-        found = [row for row in rows if row.state in shown]
+        states = (state,) if state else ("problem", "hint", "blind")
+        found = [row for row in rows if row.state in states]
         return answer({"summary": rules.summary_of(rows)}, found, offset, limit)
 
     def compare(self, a: str, b: str, pattern: str = "", offset: int = 0, limit: int = 10) -> str:
@@ -238,11 +236,9 @@ class Tools:
 
 def _described(entry: CatalogEntry) -> dict[str, Any]:
     found = describe_entry(entry)
-    if isinstance(entry, SessionEntry):
-        try:
+    with contextlib.suppress(TensortapError):  # its state says that it has closed
+        if isinstance(entry, SessionEntry):
             found["jobs"] = entry.overview().clients
-        except TensortapError as error:
-            found["jobs"] = str(error)
     return _without(found, "version", "what")
 
 
@@ -261,6 +257,5 @@ def _names(table: Table, pattern: str = "") -> list[tuple[str, str]]:
 
 
 def _listed(found: Any, offset: int, limit: int) -> str:
-    if isinstance(found, (list, tuple)):
-        return answer({}, found, offset, limit)
-    return answer(found if isinstance(found, dict) else {"answer": found})
+    is_list = isinstance(found, (list, tuple))
+    return answer({}, found, offset, limit) if is_list else answer({"answer": found})
