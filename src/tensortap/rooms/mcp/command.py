@@ -24,8 +24,7 @@ def mcp(
         from tensortap.rooms.mcp.server import create_server, http_server
         from tensortap.rooms.mcp.tools import Tools
     except ImportError as error:
-        missing = error.name or "mcp"
-        raise MissingExtra.of(f"tensortap mcp needs {missing}", "mcp") from None
+        raise MissingExtra.of(f"tensortap mcp needs {error.name}", "mcp") from None
     with contextlib.closing(Tools(what or [])) as tools:
         server = create_server(tools, allow_control=allow_control)
         if not http:
