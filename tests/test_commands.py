@@ -22,6 +22,8 @@ ARGUMENTS = {
     "bisect": "{run} true", "check": "{run}", "compact": "{run}", "compare": "{run} {run}",
     "demo": "", "doctor": "",
     "film": "{run} w {new}.gif", "ls": "{folder}",
+    "mcp": "{run} --http",
+    "probe": "--session 127.0.0.1:9", "probes": "--session 127.0.0.1:9",
     "report": "{run} {new}.html",
     "reproduce": "{run}", "serve": "--port 0", "show": "{run} w", "top": "127.0.0.1:9 --once",
     "view": "{run} --no-browser --port 0", "why": "{run}",
@@ -47,6 +49,7 @@ WRONG = {
         "--range": "x 1,x 1,2,3 2,1 nan,1", "--rank": "x 99 -1",
         "--kind": "x Weight", "--steps": "x 9:3 99:",
     },
+    "mcp": {"--port": "x -1 70000"},
     "reproduce": {"--out": "{folder} {file}", "--repo": "{new}"},
     "serve": {
         "--host": "no.such.host.invalid 999.1.1.1", "--port": "x -1 70000",

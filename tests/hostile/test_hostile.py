@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 COMMANDS = 18
 # commands that read no run; tests/page shows hostile ones, and bisect runs a program of the user
-OTHERS = {"bisect", "demo", "doctor", "run", "serve", "top", "view"}
+OTHERS = {"bisect", "demo", "doctor", "mcp", "run", "serve", "top", "view"}
 
 
 def write_all(folder: Path, hostile: dict[str, corpus.Hostile], *, sealed: bool):

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import typer
 
-from tensortap.cli.terminal import print_json
+from tensortap.cli.terminal import json_option, print_json
 
 
 def ls(
     folder: Path = typer.Argument(Path("runs"), help="Folder of runs."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: bool = json_option(
+        "a list of run, name, started, state, records, names, ranks, nbytes"
+    ),
 ) -> None:
     """List the runs of a folder with name, time, state, records, names, ranks and size."""
     from tensortap.api.run import list_runs

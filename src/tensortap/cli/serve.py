@@ -7,7 +7,7 @@ import resource
 
 import typer
 
-from tensortap.cli.terminal import message, wait_for_interrupt
+from tensortap.cli.terminal import json_option, message, print_json, wait_for_interrupt
 
 
 def serve(
@@ -15,6 +15,7 @@ def serve(
     port: int | None = typer.Option(None, help="Default: TENSORTAP_PORT, or 2875."),
     memory: str = typer.Option("50%", help="Bound of the history: 8GB, or a share of the memory."),
     accept: str | None = typer.Option(None, help="Take only programs like train.py, */project/*."),
+    as_json: bool = json_option("address"),
 ) -> None:
     """Listen for training programs until Ctrl-C; watch with tensortap top or tap.open()."""
     from tensortap.api import session as live
@@ -23,7 +24,10 @@ def serve(
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     server = live.start(host, port, memory, accept)
-    print(f"tensortap: {live.greeting(server)}", flush=True)
+    if as_json:
+        print_json({"address": str(server.address)})
+    else:
+        print(f"tensortap: {live.greeting(server)}", flush=True)
     wait_for_interrupt("the session", lambda: server.alive)
     server.close()
     message(f"received {server.history.written:,} records")

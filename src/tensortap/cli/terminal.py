@@ -26,10 +26,18 @@ def message(text: str) -> None:
         sys.stderr = None  # else Python exits with 120
 
 
+def json_option(fields: str) -> Any:
+    """Return the option --json; its help names the fields that the command prints."""
+    return typer.Option(False, "--json", help=f"Print JSON: {fields}.")
+
+
 def print_json(value: Any) -> None:
+    """Print a value as JSON; NaN and infinities become text, and non-ASCII is escaped."""
     import json
 
-    print(json.dumps(value, indent=1))
+    from tensortap.text.json_values import as_json
+
+    print(json.dumps(as_json(value), indent=1))
 
 
 def parse_numbers(text: str, option: str, example: str) -> tuple[int, ...]:

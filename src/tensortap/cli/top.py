@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tensortap.cli.terminal import message, print_json
+from tensortap.cli.terminal import json_option, message, print_json
 from tensortap.core.record import Kind, Record
 
 if TYPE_CHECKING:
@@ -29,7 +29,10 @@ def top(
     server: str | None = typer.Argument(None, help="host:port. Default: TENSORTAP_SERVER."),
     interval: float = typer.Option(0.5, min=0.05, help="Seconds between updates."),
     once: bool = typer.Option(False, help="Print once and exit."),
-    as_json: bool = typer.Option(False, "--json", help="Print once, as JSON."),
+    as_json: bool = json_option(
+        "address, pid, started, written, written_nbytes, nbytes, bound, evicted, rejected, "
+        "clients, names, recent, alerts"
+    ),
 ) -> None:
     """Watch a live session; start one for the time being if none runs on this machine."""
     from tensortap.api import session as live
@@ -48,12 +51,7 @@ def top(
         view = RemoteSession(str(own.address), 10.0)
     with view:
         if as_json:
-            import json
-
-            import msgspec
-
-            # json escapes non-ASCII, which a terminal could obey; msgspec turns NaN into null
-            print_json(json.loads(msgspec.json.encode(view.overview())))
+            print_json(view.overview())
         elif once:
             view.summary()
         else:

@@ -136,8 +136,8 @@ class AccessControl:
         )
         return response
 
-    def rejection(self, scope: Any, headers: Headers) -> Response | None:
-        """Return the response to a request that must not reach the page; None lets it pass."""
+    def foreign(self, headers: Headers) -> Response | None:
+        """Return the response to a request under another name, or from a page of another site."""
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self.accepts_host(hosts[0]):
             return PlainTextResponse("This server does not answer under that host name.", 421)
@@ -145,6 +145,12 @@ class AccessControl:
         origin = urlsplit(headers.get("origin", f"http://{hosts[0]}"))
         if origin.scheme not in ("http", "https") or origin.netloc.lower() != hosts[0].lower():
             return PlainTextResponse("Requests from other sites are rejected.", 403)
+        return None
+
+    def rejection(self, scope: Any, headers: Headers) -> Response | None:
+        """Return the response to a request that must not reach the page; None lets it pass."""
+        if (foreign := self.foreign(headers)) is not None:
+            return foreign
         path, is_page = scope["path"], scope["type"] == "http" and scope["method"] == "GET"
         if is_page and path == "/enter.js":  # needed before the cookie is set
             return None

@@ -94,8 +94,12 @@ def alerts(request: PageRequest) -> dict[str, Any]:
 
 
 def summary(request: PageRequest) -> dict[str, Any]:
+    """Return what the tab Summary shows."""
+    return summary_of(request.entry)
+
+
+def summary_of(entry: CatalogEntry) -> dict[str, Any]:
     """Return the state of a run, how long it took, its last numbers, and the first problem."""
-    entry = request.entry
     table = entry.table()
     steps = table.steps()
     steps = steps[steps >= 0]  # initial weights are those of step -1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tensortap.cli.terminal import message, print_json
+from tensortap.cli.terminal import json_option, message, print_json
 from tensortap.core.errors import TensortapError
 
 if TYPE_CHECKING:
@@ -31,7 +31,10 @@ def bisect(
         [], "--map", metavar="OLD=NEW",
         help=r"Rename modules of the program to those of the run: 'old\.(.*)=new.\1'. Repeatable.",
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print everything as JSON."),
+    as_json: bool = json_option(
+        "format, of, agree, reference, step, faults (module, phase, what, others, explanations, "
+        "count, ranks, comparison), unsure, judged, unjudged, notes"
+    ),
 ) -> None:  # fmt: skip
     """Run a program until the step ends, and print its faulty modules; exit with 1 if any.
 

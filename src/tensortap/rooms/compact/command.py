@@ -6,7 +6,7 @@ import contextlib
 
 import typer
 
-from tensortap.cli.terminal import message, progress_bar
+from tensortap.cli.terminal import json_option, message, print_json, progress_bar
 from tensortap.core.errors import MissingExtra, TensortapError
 
 
@@ -15,6 +15,7 @@ def compact(
     dask: str | None = typer.Option(
         None, metavar="tcp://host:8786", help="Use the workers of a Dask cluster."
     ),
+    as_json: bool = json_option("windows"),
 ) -> None:
     """Sort a large run by tensors; what was compacted before stays, and so do its files."""
     from tensortap.rooms.compact.compact import compact_run
@@ -34,4 +35,6 @@ def compact(
                 raise TensortapError(f"--dask: cannot connect to {dask}: {error}") from None
         progress = stack.enter_context(progress_bar("compacting"))
         windows = compact_run(RunReader(run), executor, progress)
+    if as_json:
+        print_json({"windows": windows})
     message(f"wrote {windows:,} windows" if windows else "nothing to compact")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
 
-from tensortap.cli.terminal import message, parse_numbers, progress_bar
+from tensortap.cli.terminal import json_option, message, parse_numbers, print_json, progress_bar
 from tensortap.core.arguments import parse_steps
 from tensortap.core.errors import NotFound, TensortapError
 
@@ -54,7 +52,11 @@ def compare(
         rich_help_panel=_RUNS,
     ),
     rows: int = typer.Option(30, min=1, help="Number of differences to print."),
-    as_json: bool = typer.Option(False, "--json", help="Print everything as JSON."),
+    as_json: bool = json_option(
+        "format, of, agree, a, b; of runs: compared, equal, by_statistics, ignored, allow_missing, "
+        "culprit, atol, rtol, provenance, first, ranks, first_bitwise, unplaced, differences, "
+        "missing; of files: comparison"
+    ),
     html: Path | None = typer.Option(
         None, help="Also write a report: one self-contained HTML file.",
         rich_help_panel=_RUNS,
@@ -93,10 +95,7 @@ def compare(
     if as_json:
         from tensortap.rooms.compare.result import comparison_as_json
 
-        json.dump(
-            found.to_json() if of_runs else comparison_as_json(found, a, b), sys.stdout, indent=1
-        )
-        print()
+        print_json(found.to_json() if of_runs else comparison_as_json(found, a, b))
     else:
         from tensortap.rooms.compare.text import comparison_text, report_text
 

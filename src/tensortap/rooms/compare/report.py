@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tensortap.core.errors import TensortapError
 from tensortap.core.record import Blob, Fields, Items, Mapping, Number, TensorData
-from tensortap.rooms.compare.result import FORMAT, Comparison, as_json, figures_of
+from tensortap.rooms.compare.result import FORMAT, Comparison, figures_of
+from tensortap.text.json_values import as_json
 from tensortap.values.rebuild import rebuild
 
 if TYPE_CHECKING:

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from tensortap.text.json_values import as_json
+
 FORMAT = 1
 
 
@@ -136,18 +138,3 @@ def figures_of(found: Comparison) -> dict[str, Any]:
     fields["line"] = found.line
     fields["parts"] = [figures_of(part) for part in found.parts]
     return {name: as_json(value) for name, value in fields.items()}
-
-
-def as_json(value: Any) -> Any:
-    """Return a value as JSON; what JSON lacks becomes text."""
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        if math.isfinite(value):
-            return float(value)
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, dict):
-        return {str(key): as_json(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [as_json(each) for each in value]
-    return str(value)

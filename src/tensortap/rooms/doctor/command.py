@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from tensortap.cli.terminal import print_json
+from tensortap.cli.terminal import json_option, print_json
 
 _NEEDED = ("numpy", "ml_dtypes", "pyzmq", "msgspec", "xxhash", "rich", "typer", "executing")
 _EXTRAS = {
@@ -21,6 +21,7 @@ _EXTRAS = {
     "video": ("av", "Pillow"),
     "tsne": ("scikit-learn",),
     "notebook": ("ipywidgets", "anywidget"),
+    "mcp": ("google-re2", "mcp", "Pillow"),
     "s3": ("fsspec", "s3fs"),
     "scale": ("distributed",),
 }
@@ -31,7 +32,11 @@ def doctor(
     device: str | None = typer.Option(
         None, help="Check a device instead: cpu, cuda, cuda:1, mps, jax, jax:tpu."
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: bool = json_option(
+        "tensortap, python, platform, memory, needed, missing, extras, shared memory, "
+        "statistics kernel, key, environment, server, answers; of a device: check, result, "
+        "details"
+    ),
 ) -> None:
     """Print versions, installed packages, built kernels, and whether a session answers.
 

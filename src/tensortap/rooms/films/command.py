@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from tensortap.cli.terminal import message, progress_bar
+from tensortap.cli.terminal import json_option, message, print_json, progress_bar
 from tensortap.core.arguments import parse_steps
 from tensortap.core.errors import TensortapError
 
@@ -30,6 +30,7 @@ def film(
     steps: str | None = typer.Option(
         None, metavar="10:20", help="Only these steps, both ends included; also 10: and :20."
     ),
+    as_json: bool = json_option("target, frames"),
 ) -> None:  # fmt: skip
     """Film the tensors that a run holds under one name."""
     from tensortap.rooms.films.recorder import film as make
@@ -40,6 +41,8 @@ def film(
             RunReader(run), name, target, rank=rank, kind=kind, steps=parse_steps(steps),
             fps=fps, progress=progress, mode=mode, size=_size(size), range=_range(colors),
         )  # fmt: skip
+    if as_json:
+        print_json({"target": str(target), "frames": frames})
     message(f"wrote {frames:,} frames to {target}")
 
 

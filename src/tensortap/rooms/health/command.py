@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tensortap.cli.terminal import message, print_json
+from tensortap.cli.terminal import json_option, message, print_json
 from tensortap.core.errors import TensortapError
 
 if TYPE_CHECKING:
     from tensortap.rooms.health.report import RuleHealth
     from tensortap.rooms.health.torch.finding import TrainedModel, TrainedModels
+
+_FIELDS = "rule, state, looks_for, remedy, alerts, name, kind, step, rank, message"
 
 
 def run(
@@ -31,6 +33,9 @@ def run(
     analyses: bool = typer.Option(False, help="Compute norms, updates and more in these steps."),
     show_all: bool = typer.Option(False, "--all", help="Name all rules at the end."),
     view: bool = typer.Option(False, "--view", help="Open the page while the program trains."),
+    as_json: bool = json_option(
+        f"run, exit_code, not_seen, rules ({_FIELDS}); the program prints to stderr"
+    ),
 ) -> None:
     """Run a training program and track the models that torch optimizers train, with all rules.
 
@@ -50,14 +55,18 @@ def run(
     if view:
         words = "-m", "tensortap", "view", str(folder.absolute())
         page = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
-    path, code, found = run_program(
-        program, module=module, folder=folder.absolute(), options=options
-    )
+    with _kept_stdout() if as_json else contextlib.nullcontext():
+        path, code, found = run_program(
+            program, module=module, folder=folder.absolute(), options=options
+        )
     if os.getpid() == process:  # not in a fork that ends as a program does
         if page is not None:
             page.terminate()
         try:
-            _report(path, found, show_all)
+            if as_json:
+                print_json({"run": str(path), "exit_code": code} | _seen(path, found))
+            else:
+                _report(path, found, show_all)
         except Exception as error:
             with contextlib.suppress(Exception):
                 message(f"{path}: cannot report: {error}; see tensortap check {path}")
@@ -97,6 +106,32 @@ class _Progress:
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.write(f"\x1b]2;{shown}\x07")
                 sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def _kept_stdout() -> Iterator[None]:
+    """Send what a program prints to stderr: stdout is for the answer."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)  # also for processes that it starts
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _seen(path: Path, found: TrainedModels | None) -> dict[str, Any]:
+    from tensortap.rooms.health.report import health_of
+    from tensortap.runs.run_reader import RunReader
+    from tensortap.table.table import table_of
+
+    reader = RunReader(path)
+    table = table_of(reader)
+    by_others = bool(table.ranks()) and not (found and found.models)  # processes that it started
+    not_seen = [] if by_others else list(could_not_look(found))
+    return {"not_seen": not_seen, "rules": health_of(table, reader)}
 
 
 def _report(path: Path, found: TrainedModels | None, show_all: bool) -> None:
@@ -146,7 +181,7 @@ def could_not_look(found: TrainedModels | None) -> Iterator[str]:
 
 def check(
     run: str = typer.Argument(..., help="Folder or URL of a run, or host:port of a live session."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: bool = json_option(f"a list of {_FIELDS}"),
     show_all: bool = typer.Option(False, "--all", help="Name all rules."),
 ) -> None:
     """Show what each rule has found in a run, where, since when, and what to do.
@@ -161,7 +196,7 @@ def check(
     reader = open_run(run).reader
     rows = health_of(table_of(reader), reader, compute=True)
     if as_json:
-        print_json([row._asdict() for row in rows])
+        print_json(rows)
     else:
         _print(run, rows, show_all=show_all)
     raise typer.Exit(int(any(row.state == "problem" for row in rows)))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import typer
 
-from tensortap.cli.terminal import message, print_json
+from tensortap.cli.terminal import json_option, message, print_json
 
 
 def why(
     run: str = typer.Argument(..., help="Folder or URL of a run, or host:port of a live session."),
     step: int | None = typer.Option(None, help="Training step of the verdict. Default: the last."),
     rank: int | None = typer.Option(None, help="Rank of the verdict, if there are several."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: bool = json_option(
+        "rule, name, kind, step, rank, module, message, origin, call, again, facts, severity, "
+        "explanation (name, operation, phase, module, why, file, line, function, first_line, "
+        "source, operands, chain)"
+    ),
 ) -> None:
     """Print the operation that made the first NaN or Inf, its line, values, and what led there."""
-    import msgspec
     from rich.console import Console
 
     from tensortap.api.open import open as open_run
@@ -27,6 +30,6 @@ def why(
         message(f"{run}: {NO_VERDICT}")
         raise typer.Exit(1)
     if as_json:
-        print_json(msgspec.to_builtins(found))
+        print_json(found)
         return
     Console().print(why_text(found), soft_wrap=True)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import typer
 
-from tensortap.cli.terminal import message, print_json
+from tensortap.cli.terminal import json_option, message, print_json
 
 
 def reproduce(
     run: Path = typer.Argument(..., help="Folder of a run."),
     out: Path | None = typer.Option(None, help="Folder to create. Default: RUN_reproduced here."),
     repo: str | None = typer.Option(None, help="Clone or address of the project, if it has moved."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: bool = json_option("folder, script, missing, notes"),
 ) -> None:
     """Create a folder with the code, packages, environment and command of a run."""
     from tensortap.rooms.provenance.reproduction import reproduce as make

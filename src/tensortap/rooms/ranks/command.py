@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tensortap.cli.terminal import print_json
+from tensortap.cli.terminal import json_option, print_json
 
 if TYPE_CHECKING:
     from tensortap.rooms.ranks.findings import RankFinding
@@ -19,14 +19,14 @@ _STYLES = {"replicas": "red", "outlier": "yellow", "behind": "yellow"}
 
 def ranks(
     run: Path = typer.Argument(..., help="Folder of a run."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: bool = json_option(
+        "ranks (rank, place, records, first_step, last_step, behind), mesh, findings, limits"
+    ),
 ) -> None:
     """Show the ranks of a run: their places and steps, who is behind, and who disagrees.
 
     Exit with 1 if replicas differ, if a rank is far from the others, or if it is behind.
     """
-    import msgspec
-
     from tensortap.rooms.ranks.findings import rank_findings
     from tensortap.rooms.ranks.mesh import mesh_layout
     from tensortap.rooms.ranks.ranks import progress, uncompared
@@ -46,9 +46,8 @@ def ranks(
               "behind": len(table.steps())} for rank in silent]  # fmt: skip
     found = rank_findings(table)
     if as_json:
-        findings = [msgspec.to_builtins(each) for each in found]
         print_json(
-            {"ranks": rows, "mesh": mesh.dims, "findings": findings, "limits": uncompared(table)}
+            {"ranks": rows, "mesh": mesh.dims, "findings": found, "limits": uncompared(table)}
         )
     else:
         _print(rows, mesh.dims, found, uncompared(table))

@@ -1,0 +1,1 @@
+"""MCP: what agents and other programs ask about runs and live sessions."""
