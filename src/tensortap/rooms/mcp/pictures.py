@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tensortap.core.errors import NotFound
-from tensortap.rooms.figures.figures.encoding import statistic_text
 from tensortap.rooms.figures.figures.heatmap import INF, NAN, color_range, heatmap_cells
+from tensortap.rooms.figures.figures.theme import statistic_text
 from tensortap.rooms.films.canvas import Canvas, fitted
 from tensortap.rooms.films.style import ticks
 from tensortap.table.table import Table

@@ -6,6 +6,6 @@ from tensortap.rooms import Room
 
 ROOM = Room(
     name="mcp",
-    needs=("compare", "figures", "films", "health"),
+    needs=("compare", "figures", "films", "health", "ops"),
     commands={"mcp": "tensortap.rooms.mcp.command:mcp"},
 )

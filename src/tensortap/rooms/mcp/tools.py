@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tensortap.alerts.alert import HINT, NO_VERDICT, verdict_of, verdicts_of
+from tensortap.alerts.alert import HINT
 from tensortap.api.open import RemoteSession
 from tensortap.core.arguments import parse_steps
 from tensortap.core.errors import NotFound, TensortapError
@@ -28,6 +28,7 @@ from tensortap.page.routes import summary_of
 from tensortap.rooms.compare.runs import compare_runs
 from tensortap.rooms.health import report as rules
 from tensortap.rooms.mcp.answers import answer
+from tensortap.rooms.ops.verdicts import NO_VERDICT, verdict_of, verdicts_of
 from tensortap.runs.rows import STATISTICS
 from tensortap.table.columns import VALUE
 from tensortap.table.selection import choose_kind, choose_metrics, choose_rank

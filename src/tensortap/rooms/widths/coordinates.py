@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tensortap.core.arguments import check_count, checked
-from tensortap.rooms.figures.figures.encoding import text
-from tensortap.rooms.figures.figures.theme import COLORS, layout
+from tensortap.rooms.figures.figures.theme import COLORS, layout, text
 from tensortap.values.registry import parts
 
 if TYPE_CHECKING:
