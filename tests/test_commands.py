@@ -50,6 +50,11 @@ WRONG = {
         "--kind": "x Weight", "--steps": "x 9:3 99:",
     },
     "mcp": {"--port": "x -1 70000"},
+    "probe": {
+        "--every": "x -1", "--steps": "x -1", "--kind": "x", "--trace": "x", "--rules": "x",
+        "--session": "x:y 127.0.0.1:9",
+    },
+    "probes": {"--session": "x:y 127.0.0.1:9"},
     "reproduce": {"--out": "{folder} {file}", "--repo": "{new}"},
     "serve": {
         "--host": "no.such.host.invalid 999.1.1.1", "--port": "x -1 70000",

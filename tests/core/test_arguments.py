@@ -87,7 +87,6 @@ CALLS = [
     (lambda g: tap.watcher(), "no watcher is running: call tap.watch(...) first"),
     (lambda g: tap.Recorder(None), "folder must be a string or a path, got None"),
     (lambda g: tap.Recorder(legend_color=3), "legend_color: a color is three numbers"),
-    (lambda g: tap.Recorder(theme=["dark"]), "theme must be dark or light, got ['dark']"),
     (lambda g: alerts.exploding(factor=0), "factor must be greater than 0, got 0"),
     (lambda g: alerts.vanishing(floor="x"), "floor must be a number, got 'x'"),
     (lambda g: alerts.constant(kinds=3), "kinds must be a list of Kinds, got 3"),

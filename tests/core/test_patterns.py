@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 
 import pytest
 
-from tensortap.core.errors import MissingExtra, PatternError
+from tensortap.core.errors import PatternError
 from tensortap.core.patterns import TypedPattern
 
 NAMES = ["embed", "blocks.0.attn", "blocks.11.MLP", "größe", "a b", ""]
@@ -47,9 +46,3 @@ def test_takes_linear_time(text):
 
 def test_searches_in_any_name():
     assert TypedPattern("b$").search("\ud800b")
-
-
-def test_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "re2", None)
-    with pytest.raises(MissingExtra, match="pip install google-re2"):
-        TypedPattern("x")

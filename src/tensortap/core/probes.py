@@ -58,7 +58,7 @@ class ProbeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ProbeAnswer(msgspec.Struct, frozen=True):
-    """Where a program is, what of it matches a pattern, or why it refuses."""
+    """The answer of a program: its step, the probes that match a pattern, or why it refuses."""
 
     step: int = -1
     step_seconds: float = 0.0

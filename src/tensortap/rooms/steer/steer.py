@@ -48,7 +48,7 @@ def describe(probe: Probe) -> str:
 
 
 class ProbeChange(msgspec.Struct, frozen=True):
-    """What came of a change: the step that was announced, and a line for each rank."""
+    """The outcome of a change: the step that was announced, and a line for each rank."""
 
     at: int
     ranks: dict[str, str]

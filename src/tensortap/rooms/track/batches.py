@@ -83,7 +83,7 @@ def memory_of(value: Any) -> Memory | None:
 
 
 class Costs(dict[tuple[str, str], list[int]]):
-    """How often a name was looked at and for how many nanoseconds, by kind and name."""
+    """The number of looks at a name, and their nanoseconds, by kind and name."""
 
     total = 0  # nanoseconds
 

@@ -38,7 +38,7 @@ from tensortap.rooms.track.budget import Budget, parse_budget
 from tensortap.rooms.track.digests import PendingDigest, shard_digest_of
 from tensortap.rooms.track.observing import Explain, Observed, TrackListener
 from tensortap.rooms.track.options import Patterns, TrackOptions
-from tensortap.rooms.track.plan import Plan
+from tensortap.rooms.track.plan import LookPlan
 from tensortap.rooms.track.tracked_alerts import TrackedAlerts
 from tensortap.rooms.track.tracked_records import PendingRecord, TrackedRecords, prefixed_tags
 from tensortap.stats import summarize
@@ -69,7 +69,7 @@ class Observer:
         share = parse_budget(options.budget)
         self.costs = Costs()
         budget = None if share is None else Budget(share, self.costs)
-        self.plan = Plan(patterns, options.every, budget)
+        self.plan = LookPlan(patterns, options.every, budget)
         self.could_want = patterns.wants
         self.wants = patterns.wants  # without changes of a session, all steps want the same
         self.only_training, self.inputs = options.only_training, options.inputs

@@ -1,4 +1,4 @@
-"""What a tracker looks at in each step: what the program said, or what a session has changed."""
+"""The plan of a tracker: what each step looks at, as the program said or a session has changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tensortap.rooms.track.options import Patterns, kind_named
 
 
 class Setting(NamedTuple):
-    """How often a name is looked at: each n-th step from `first` on; 0 is never."""
+    """A period: a name is looked at in each n-th step from `first` on; 0 is never."""
 
     every: int
     first: int = 0
@@ -30,7 +30,7 @@ class _Change(NamedTuple):
     is_about_all: bool
 
 
-class Plan:
+class LookPlan:
     """The settings of all names; `on` says whether the current step looks at any of them."""
 
     def __init__(self, patterns: Patterns, every: int, budget: Budget | None = None) -> None:
