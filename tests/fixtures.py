@@ -12,7 +12,7 @@ import pytest
 
 from tensortap.capture.pipeline import pipeline
 from tensortap.core.record import Kind
-from tests.forks import Forks
+from tests.forks import Forks, Starter
 
 ROOT = Path(__file__).parents[1]
 
@@ -144,3 +144,26 @@ def run_program(forks):
         return Path(f"{program}.o0").read_text()
 
     return run
+
+
+@pytest.fixture(scope="session")
+def starter():
+    """Start the process that commands are forked from which tests talk to, or watch as they end."""
+    imports = "torch, torch._dynamo, pandas, plotly.graph_objects, tensortap.cli.main"
+    started = Starter(f"{imports}, tensortap.rooms.track.torch.track")
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="session")
+def typed(forks):
+    """Type `tensortap …` in a folder; return how it ended and what it printed."""
+
+    def typed(folder: Path, *words: object) -> tuple[int, str, str]:
+        program = folder / "typed.py"
+        program.write_text("from tensortap.cli.main import main\nmain()\n")
+        (code,) = forks(program, dict(os.environ), *map(str, words))
+        out, err = (Path(f"{program}.{kind}0").read_text() for kind in "oe")
+        return code, out, err
+
+    return typed

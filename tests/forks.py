@@ -159,10 +159,10 @@ class Starter:
         )  # fmt: skip
         theirs.close()
 
-    def start(self, code, env):
-        """Run code as `python -c` does."""
-        task = {"code": code, "env": env, "folder": os.getcwd()}
-        return ForkedProcess(self.orders, json.dumps(task).encode())
+    def start(self, code, env, folder=None, terminal=None):
+        """Run code as `python -c` does, with pipes or in a terminal."""
+        task = {"code": code, "env": env, "folder": str(folder or os.getcwd())}
+        return ForkedProcess(self.orders, json.dumps(task).encode(), terminal)
 
     def close(self):
         self.process.kill()
@@ -173,16 +173,19 @@ class Starter:
 class ForkedProcess:
     """As much of `subprocess.Popen` as tests use, for a program that another process has forked."""
 
-    def __init__(self, orders, task):
-        inward, outward, errors, report = (os.pipe() for _ in range(4))
-        theirs = [inward[0], outward[1], errors[1], report[1]]
-        socket.send_fds(orders, [task], theirs)
-        for end in theirs:
+    def __init__(self, orders, task, terminal=None):
+        report, theirs = os.pipe()
+        if terminal is None:
+            inward, outward, errors = (os.pipe() for _ in range(3))
+            ends = [inward[0], outward[1], errors[1], theirs]
+            self.stdin = os.fdopen(inward[1], "w")
+            self.stdout, self.stderr = (os.fdopen(pipe[0]) for pipe in (outward, errors))
+        else:
+            ends = [terminal, os.dup(terminal), os.dup(terminal), theirs]
+        socket.send_fds(orders, [task], ends)
+        for end in ends:
             os.close(end)
-        self.stdin = os.fdopen(inward[1], "w")
-        self.stdout, self.stderr, self._report = (
-            os.fdopen(pipe[0]) for pipe in (outward, errors, report)
-        )
+        self._report = os.fdopen(report)
         self.pid = int(self._report.readline())
         self.returncode = None
 

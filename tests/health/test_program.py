@@ -14,7 +14,6 @@ import torch
 import tensortap as tap
 from tensortap.core.record import Kind
 from tests.commands import type_in
-from tests.forks import Starter
 
 TRAIN = """
     import sys, torch
@@ -399,14 +398,6 @@ ENDS = {
     "hook": ("sys.excepthook = lambda *error: print('mine'); raise ValueError", 1),
     "fork": ("pid = os.fork(); sys.exit(os.waitpid(pid, 0)[1] if pid else 0)", 0),
 }
-
-
-@pytest.fixture(scope="module")
-def starter():
-    """A process that has imported what takes long, from which programs are forked."""
-    started = Starter("torch, torch._dynamo, tensortap.cli.main, tensortap.rooms.track.torch.track")
-    yield started
-    started.close()
 
 
 @pytest.mark.slow
