@@ -72,12 +72,31 @@ def found():
     return lambda tracker: Found([r for r in tracker.records if r.step >= 0])
 
 
+# an optimizer and DDP import the last of torch
+IMPORTS = """
+import h5py, pandas, plotly.graph_objects, pyarrow.parquet
+import torch, torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor, torch.nn.parallel
+import tensortap, tensortap.cli.main, tensortap.live.sink, tensortap.rooms.compare.report
+import tensortap.rooms.provenance.packages, tensortap.rooms.trace.hdf5.callback
+import tensortap.rooms.track.torch.track, tensortap.rooms.track.track, tensortap.runs.init
+import tensortap.runs.run_reader, tensortap.runs.sink, tensortap.stats.summarize
+import tensortap.values.numpy.adapter, tensortap.values.torch.adapter
+tensortap.rooms.provenance.packages.packages_info()  # the next call knows most of it
+"""
+
+
 @pytest.fixture(scope="session")
-def forks():
-    """Start the process that programs and ranks are forked from."""
-    found = Forks()
-    yield found
-    found.close()
+def starter():
+    """Start the process that programs are forked from."""
+    started = Starter(IMPORTS)
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="session")
+def forks(starter):
+    """Run files in forks of that process, one or several ranks of each."""
+    return Forks(starter)
 
 
 class Ranks:
@@ -144,15 +163,6 @@ def run_program(forks):
         return Path(f"{program}.o0").read_text()
 
     return run
-
-
-@pytest.fixture(scope="session")
-def starter():
-    """Start the process that commands are forked from which tests talk to, or watch as they end."""
-    imports = "torch, torch._dynamo, pandas, plotly.graph_objects, tensortap.cli.main"
-    started = Starter(f"{imports}, tensortap.rooms.track.torch.track")
-    yield started
-    started.close()
 
 
 @pytest.fixture(scope="session")

@@ -124,7 +124,7 @@ def test_line_runs(line, place, starter):
         line = re.sub(rf"\b{written}\b", meant, line)
     screen, terminal = os.openpty()
     typed = f"import sys; sys.argv = {shlex.split(line)}\nsys.modules['tensortap.cli.main'].main()"
-    process = starter.start(typed, env, folder, terminal)
+    process = starter.start(typed, env, folder, [terminal, os.dup(terminal), os.dup(terminal)])
     said, verb, interrupted = "", shlex.split(line)[1], False
     with open(screen, "rb", buffering=0) as shown, contextlib.suppress(OSError):  # EIO: its end
         while text := shown.read(65536):
