@@ -67,11 +67,11 @@ def write(sink, records):
 
 @pytest.fixture
 def small_windows(monkeypatch):
-    """Four steps of four ranks are a window, and ten rows a part."""
+    """Four steps of four ranks are a window, and eighteen rows a part."""
     monkeypatch.setattr(compact, "ROW_GROUP", 16)
     monkeypatch.setattr(rows, "ROW_GROUP", 16)
     monkeypatch.setattr(rows, "_TOGETHER", 20)
-    monkeypatch.setattr("tensortap.runs.sink._TAIL_ROWS", 10)
+    monkeypatch.setattr("tensortap.runs.sink._TAIL_ROWS", 18)
 
 
 @pytest.fixture
@@ -79,8 +79,9 @@ def run(tmp_path, small_windows):
     path = make_run(tmp_path, 4)
     for rank in range(4):
         sink = StoreSink(path, rank)
-        for record in records_of(rank, range(-1, 14)):
-            write(sink, [record])
+        records = list(records_of(rank, range(-1, 14)))
+        for first in range(0, len(records), 7):  # more than a step
+            write(sink, records[first : first + 7])
         sink.note_dropped("late", Kind.VALUE, 3, rank)
         sink.close()
     end_run(path)
