@@ -163,15 +163,16 @@ def test_rows_are_sorted_and_the_roll_up_tells_about_ranks(run):
 def test_grows_while_it_is_compacted(tmp_path, small_windows):
     path, other = make_run(tmp_path, 4), make_run(tmp_path, 4)
     sinks = {(each, rank): StoreSink(each, rank) for each in (path, other) for rank in range(4)}
+    records = {rank: list(records_of(rank, range(-1, 14))) for rank in range(4)}
     opened = None
     for step in range(-1, 14):
         for (_, rank), sink in sinks.items():
-            new = [r for r in records_of(rank, range(-1, 14)) if r.step == step]
+            new = [r for r in records[rank] if r.step == step]
             if (rank, step) == (3, 2):
                 continue
             write(sink, new)
             if (rank, step) == (3, 9):  # long after the window of its step was written
-                write(sink, [r for r in records_of(rank, range(-1, 14)) if r.step == 2])
+                write(sink, [r for r in records[rank] if r.step == 2])
         tap.open(path).compact()
         if step == 5:
             opened = tap.open(path)
