@@ -108,7 +108,7 @@ def said(path):
     return [*frames, run.metrics()], (
         list(run.reader.counts().items()), run.missing(), table.ranks(), series,
         [(table.layers(kind), table.steps(kind).tolist()) for kind in kinds],
-        [run.reader.records(*at) for at in (("a", 3, 1), ("z.bias", 13, 2))],
+        run.reader.records("a", step=3, rank=1), run.reader.records("z.bias", step=13, rank=2),
     )  # fmt: skip
 
 
