@@ -1,4 +1,4 @@
-"""Which files pytest collects: importing a file without anything to run costs time."""
+"""Shared fixtures, and which files pytest collects: importing one without tests costs time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["tests.fixtures", "tests.proof"]
 SOURCES = Path(__file__).parent / "src"
 SLOW = re.compile(r"^pytestmark = (?:\[[^\]]*)?pytest\.mark\.slow\b", re.MULTILINE)
 

@@ -10,9 +10,6 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.fixtures import errors, forks, found, gloo, no_errors, open_run, run_program  # noqa: F401 - fixtures
-from tests.proof import pytest_runtest_setup, pytest_terminal_summary, rounds  # noqa: F401 - hooks
-
 # No deadlines: three workers share two cores with the processes that the tests start, and a first
 # call into torch or jax takes as long as it takes.
 settings.register_profile("tensortap", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -53,6 +53,16 @@ def environment(folder, *extras):
     return folder
 
 
+def quick_compiler(folder):
+    """Write a compiler that does not optimize, which takes longer than all else that it does.
+
+    The extensions that the tests load are optimized."""
+    compiler = folder / "cc"
+    compiler.write_text('#!/bin/sh\nexec cc "$@" -O0\n')
+    compiler.chmod(0o755)
+    return str(compiler)
+
+
 def shell(script, folder, **settings):
     """Run a script with bash as a user would: stop at the first error, and return the output.
 

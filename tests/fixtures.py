@@ -12,7 +12,7 @@ import pytest
 
 from tensortap.capture.pipeline import pipeline
 from tensortap.core.record import Kind
-from tests.forks import Forks
+from tests.forks import Forks, Starter
 
 ROOT = Path(__file__).parents[1]
 
@@ -72,12 +72,31 @@ def found():
     return lambda tracker: Found([r for r in tracker.records if r.step >= 0])
 
 
+# an optimizer and DDP import the last of torch
+IMPORTS = """
+import h5py, pandas, plotly.graph_objects, pyarrow.parquet
+import torch, torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor, torch.nn.parallel
+import tensortap, tensortap.cli.main, tensortap.live.sink, tensortap.rooms.compare.report
+import tensortap.rooms.provenance.runtime, tensortap.rooms.trace.hdf5
+import tensortap.rooms.track.torch.track, tensortap.rooms.track.track, tensortap.runs.init
+import tensortap.runs.run_reader, tensortap.runs.sink, tensortap.stats.summarize
+import tensortap.values.numpy.adapter, tensortap.values.torch.adapter
+tensortap.rooms.provenance.runtime.packages_info()  # the next call knows most of it
+"""
+
+
 @pytest.fixture(scope="session")
-def forks():
-    """Start the process that programs and ranks are forked from."""
-    found = Forks()
-    yield found
-    found.close()
+def starter():
+    """Start the process that programs are forked from."""
+    started = Starter(IMPORTS)
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="session")
+def forks(starter):
+    """Run files in forks of that process, one or several ranks of each."""
+    return Forks(starter)
 
 
 class Ranks:
@@ -144,3 +163,17 @@ def run_program(forks):
         return Path(f"{program}.o0").read_text()
 
     return run
+
+
+@pytest.fixture(scope="session")
+def typed(forks):
+    """Type `tensortap …` in a folder; return how it ended and what it printed."""
+
+    def typed(folder: Path, *words: object) -> tuple[int, str, str]:
+        program = folder / "typed.py"
+        program.write_text("from tensortap.cli.main import main\nmain()\n")
+        (code,) = forks(program, dict(os.environ), *map(str, words))
+        out, err = (Path(f"{program}.{kind}0").read_text() for kind in "oe")
+        return code, out, err
+
+    return typed

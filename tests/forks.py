@@ -17,97 +17,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-class Forks:
-    """A process that has imported what programs import, which takes longer than all they do.
-
-    It forks a program, or each of its ranks, and says how they have ended: `0` for each that did
-    well. What rank 1 has printed is in `program.py.o1`, and its errors are in `program.py.e1`.
-    A program ends with its threads and exit functions, without the teardown of all its modules,
-    which takes longer than most programs; programs of tests/live end with it.
-    """
-
-    CODE = """
-    import atexit, gc, json, os, runpy, sys, threading
-    # an optimizer and DDP import the last of torch
-    import torch, torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor, torch.nn.parallel
-    import h5py, pandas, plotly.graph_objects, pyarrow.parquet
-    import tensortap, tensortap.rooms.compare.report, tensortap.values.numpy.adapter
-    import tensortap.values.torch.adapter, tensortap.rooms.track.torch.track
-    import tensortap.rooms.trace.hdf5, tensortap.rooms.provenance.runtime
-    import tensortap.runs.run_reader
-    import tensortap.live.sink, tensortap.runs.sink, tensortap.runs.init
-    import tensortap.rooms.track.track, tensortap.stats.summarize
-
-    tensortap.rooms.provenance.runtime.packages_info()  # the next call knows most of it
-    gc.freeze()
-
-    def run(task, rank):
-        os.environ.clear()
-        os.environ.update(task["env"])
-        if task["world"] is not None:
-            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(task["world"]))
-        os.chdir(os.path.dirname(task["program"]))
-        sys.argv = [task["program"], *task["arguments"]]
-        outputs = [f"{task['program']}.{kind}{rank}" for kind in "oe"]
-        for fd, name in enumerate(["/dev/null", *outputs]):
-            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), fd)
-        code = 0
-        try:
-            runpy.run_path(task["program"], run_name="__main__")
-        except SystemExit as ended:
-            code = ended.code or 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-            code = 1
-        threading._shutdown()
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-    for line in sys.stdin:
-        task, ranks = json.loads(line), []
-        for rank in range(task["world"] or 1):
-            ranks.append(os.fork())
-            if not ranks[-1]:
-                run(task, rank)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
-        print(json.dumps(codes), flush=True)
-    """
-
-    def __init__(self):
-        self._start()
-
-    def _start(self):
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(self.CODE)], text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
-
-    def __call__(self, program, env, *arguments, world=None):
-        """Run a file in its folder; `world` ranks of it, where it is to have ranks."""
-        task = {"program": str(program), "env": env, "arguments": arguments, "world": world}
-        print(json.dumps(task), file=self.process.stdin, flush=True)
-        try:
-            return json.loads(self.process.stdout.readline())
-        except BaseException:  # a timeout: the next test must not read the answer to this one
-            self.close()
-            self._start()
-            raise
-
-    def close(self):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # its ranks too
-        self.process.communicate()
-
-
 class Starter:
-    """A process like that of `Forks` for programs that tests talk to while they run."""
+    """A process that has imported what programs import, which takes longer than all they do."""
 
     CODE = """
-    import gc, json, os, select, socket, sys, types
-    import {imports}
+    import atexit, gc, json, os, select, socket, sys, threading, types
+    {imports}
 
     def run(task, ends, report):
         os.setsid()
@@ -122,8 +37,23 @@ class Starter:
         os.chdir(task["folder"])
         sys.argv = ["-c"]
         sys.modules["__main__"] = main = types.ModuleType("__main__")
-        exec(compile(task["code"], "<string>", "exec"), main.__dict__)
-        sys.exit()
+        code = compile(task["code"], "<string>", "exec")
+        if not task["quick"]:
+            exec(code, main.__dict__)
+            sys.exit()
+        status = 0
+        try:
+            exec(code, main.__dict__)
+        except SystemExit as ended:
+            status = ended.code or 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            status = 1
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
     orders, running = socket.socket(fileno=int(sys.argv[1])), {{}}
     gc.freeze()
@@ -159,10 +89,15 @@ class Starter:
         )  # fmt: skip
         theirs.close()
 
-    def start(self, code, env):
-        """Run code as `python -c` does."""
-        task = {"code": code, "env": env, "folder": os.getcwd()}
-        return ForkedProcess(self.orders, json.dumps(task).encode())
+    def start(self, code, env, folder=None, ends=None, quick=False):
+        """Run code as `python -c` does, with pipes or with `ends` as its standard streams.
+
+        A quick program ends with its threads and exit functions, but without the teardown of all
+        its modules, which takes longer than most programs.
+        """
+        folder = str(folder or os.getcwd())
+        task = {"code": code, "env": env, "folder": folder, "quick": quick}
+        return ForkedProcess(self.orders, json.dumps(task).encode(), ends)
 
     def close(self):
         self.process.kill()
@@ -173,16 +108,17 @@ class Starter:
 class ForkedProcess:
     """As much of `subprocess.Popen` as tests use, for a program that another process has forked."""
 
-    def __init__(self, orders, task):
-        inward, outward, errors, report = (os.pipe() for _ in range(4))
-        theirs = [inward[0], outward[1], errors[1], report[1]]
-        socket.send_fds(orders, [task], theirs)
-        for end in theirs:
+    def __init__(self, orders, task, ends=None):
+        report, theirs = os.pipe()
+        if ends is None:
+            inward, outward, errors = (os.pipe() for _ in range(3))
+            ends = [inward[0], outward[1], errors[1]]
+            self.stdin = os.fdopen(inward[1], "w")
+            self.stdout, self.stderr = (os.fdopen(pipe[0]) for pipe in (outward, errors))
+        socket.send_fds(orders, [task], [*ends, theirs])
+        for end in (*ends, theirs):
             os.close(end)
-        self.stdin = os.fdopen(inward[1], "w")
-        self.stdout, self.stderr, self._report = (
-            os.fdopen(pipe[0]) for pipe in (outward, errors, report)
-        )
+        self._report = os.fdopen(report)
         self.pid = int(self._report.readline())
         self.returncode = None
 
@@ -225,3 +161,39 @@ class ForkedProcess:
     def send_signal(self, number):
         if self.poll() is None:
             os.kill(self.pid, number)
+
+
+class Forks:
+    """Runs files in forks of a `Starter`, one or several ranks of each.
+
+    What rank 1 has printed is in `program.py.o1`, and its errors are in `program.py.e1`.
+    """
+
+    CODE = """
+    import runpy, sys
+    sys.argv = {arguments}
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    """
+
+    def __init__(self, starter):
+        self.starter = starter
+
+    def __call__(self, program, env, *arguments, world=None):
+        """Run a file in its folder; return how its ranks have ended: 0 for each that did well."""
+        code = textwrap.dedent(self.CODE).format(arguments=[str(program), *arguments])
+        ranks = []
+        for rank in range(world or 1):
+            own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world} if world else {}
+            env = env | {name: str(number) for name, number in own.items()}
+            names = ["/dev/null", *(f"{program}.{kind}{rank}" for kind in "oe")]
+            ends = [os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666) for name in names]
+            folder = Path(program).parent
+            ranks.append(self.starter.start(code, env, folder, ends, quick=True))
+        try:
+            return [rank.wait() for rank in ranks]
+        except BaseException:  # a timeout
+            for rank in ranks:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(rank.pid, signal.SIGKILL)
+                rank.wait()
+            raise

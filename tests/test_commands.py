@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -156,11 +154,3 @@ def test_wrong_value_of_an_option(places, command, option, value):
 @pytest.mark.parametrize(("line", "named"), ARGUMENTS_WRONG)
 def test_wrong_argument(places, line, named):
     assert named.format(**places) in said(places, line.format(**places))
-
-
-@pytest.mark.parametrize("closing", ["os.close(2)", "sys.stderr.close()", "sys.stderr = None"])
-def test_a_program_that_closes_its_stderr_keeps_its_exit_code(tmp_path, closing):
-    script = tmp_path / "train.py"
-    script.write_text(f"import os, sys\n{closing}\nsys.exit(3)\n")
-    command = [sys.executable, "-m", "tensortap", "run", "--to", tmp_path / "runs", script]
-    assert subprocess.run(command, check=False, capture_output=True, timeout=100).returncode == 3

@@ -8,8 +8,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy
@@ -17,7 +15,7 @@ import pytest
 import torch
 
 import tensortap as tap
-from tests.environments import environment, shell
+from tests.environments import environment, quick_compiler, shell
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(?:console|bash|sh|shell)\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -60,6 +58,7 @@ COMMANDS = [line for line in console_lines() if line not in CANNOT and line not 
 def test_every_line_is_known():
     assert [line for line in (*CANNOT, *INSTALLING) if line not in console_lines()] == []
     assert {line.split()[0] for line in COMMANDS} == {"tensortap"}
+    assert not re.search(r"[|<>;&$*`]", "".join(COMMANDS))  # nothing for a shell to do
 
 
 class Net(torch.nn.Module):
@@ -104,16 +103,11 @@ def place(tmp_path_factory):
             "optimizer = torch.optim.SGD(model.parameters())\n"
             "model(torch.ones(3, 2)).mean().backward()\noptimizer.step()\n"
         )
-        tools = folder / "bin"
-        tools.mkdir()
-        (tools / "tensortap").write_text(f'#!/bin/sh\nexec {sys.executable} -m tensortap "$@"\n')
-        (tools / "tensortap").chmod(0o755)
         from tensortap.api import session
 
         server = session.start("127.0.0.1", 0, "32MB")
         env = {
-            **os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src"),
-            "BROWSER": "true", "PYTHONUNBUFFERED": "1", "COLUMNS": "120",
+            **os.environ, "PYTHONPATH": str(ROOT / "src"), "BROWSER": "true", "COLUMNS": "120",
             "TENSORTAP_SERVER": str(server.address),
         }  # fmt: skip
         tap.catch(torch.ones(2), "caught", server=str(server.address))
@@ -124,16 +118,13 @@ def place(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", COMMANDS)
-def test_line_runs(line, place):
+def test_line_runs(line, place, starter):
     folder, env, session = place
     for written, meant in {"RUN": "runs/a", "NAME": "caught", "gpu7:2875": session}.items():
         line = re.sub(rf"\b{written}\b", meant, line)
     screen, terminal = os.openpty()
-    process = subprocess.Popen(
-        ["bash", "-c", line], cwd=folder, env=env, start_new_session=True, stdin=terminal,
-        stdout=terminal, stderr=terminal,
-    )  # fmt: skip
-    os.close(terminal)
+    typed = f"import sys; sys.argv = {shlex.split(line)}\nsys.modules['tensortap.cli.main'].main()"
+    process = starter.start(typed, env, folder, [terminal, os.dup(terminal), os.dup(terminal)])
     said, verb, interrupted = "", shlex.split(line)[1], False
     with open(screen, "rb", buffering=0) as shown, contextlib.suppress(OSError):  # EIO: its end
         while text := shown.read(65536):
@@ -157,13 +148,11 @@ def test_installation(tmp_path):
         "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*",
     }  # fmt: skip
     venv = environment(tmp_path / "venv", "all")
-    compiler = tmp_path / "cc"  # test_dist.py compiles with optimization, which takes longer
-    compiler.write_text('#!/bin/sh\nexec cc "$@" -O0\n')
-    compiler.chmod(0o755)
     unchanged = 'test -z "$(git status --porcelain --ignored)"'  # by the installation
     said = shell(
         f"{script}\n{unchanged}\ncommand -v tensortap",
-        tmp_path, PATH=f"{venv}/bin:{os.environ['PATH']}", CC=str(compiler), **settings,
+        tmp_path, PATH=f"{venv}/bin:{os.environ['PATH']}", CC=quick_compiler(tmp_path),
+        **settings,
     )  # fmt: skip
     assert said.endswith(f"{venv}/bin/tensortap\n"), said
     assert "statistics kernel" in said

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import shutil
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -80,12 +79,11 @@ for line in sys.stdin:
 
 
 def without(gone: set[str], copy: Path) -> None:
-    """Copy the package without some rooms, and without their lines in the registry."""
-    folders = {f"{PACKAGE}/rooms/{name}" for name in gone}
-    shutil.copytree(
-        PACKAGE, copy / "tensortap",
-        ignore=lambda folder, names: [name for name in names if f"{folder}/{name}" in folders],
-    )  # fmt: skip
+    """Make a package of links without some rooms, and without their lines in the registry."""
+    (copy / "tensortap/rooms").mkdir(parents=True)
+    for path in (*PACKAGE.iterdir(), *PACKAGE.glob("rooms/*")):
+        if path.name not in gone | {"rooms"}:
+            (copy / "tensortap" / path.relative_to(PACKAGE)).symlink_to(path)
     metadata = copy / "tensortap-0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tensortap\nVersion: 0\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -67,11 +68,11 @@ def write(sink, records):
 
 @pytest.fixture
 def small_windows(monkeypatch):
-    """Four steps of four ranks are a window, and ten rows a part."""
+    """Four steps of four ranks are a window, and eighteen rows a part."""
     monkeypatch.setattr(compact, "ROW_GROUP", 16)
     monkeypatch.setattr(rows, "ROW_GROUP", 16)
     monkeypatch.setattr(rows, "_TOGETHER", 20)
-    monkeypatch.setattr("tensortap.runs.sink._TAIL_ROWS", 10)
+    monkeypatch.setattr("tensortap.runs.sink._TAIL_ROWS", 18)
 
 
 @pytest.fixture
@@ -79,8 +80,9 @@ def run(tmp_path, small_windows):
     path = make_run(tmp_path, 4)
     for rank in range(4):
         sink = StoreSink(path, rank)
-        for record in records_of(rank, range(-1, 14)):
-            write(sink, [record])
+        records = list(records_of(rank, range(-1, 14)))
+        for first in range(0, len(records), 7):  # more than a step
+            write(sink, records[first : first + 7])
         sink.note_dropped("late", Kind.VALUE, 3, rank)
         sink.close()
     end_run(path)
@@ -91,34 +93,35 @@ def frame(found):
     return found.sort_values(KEY).reset_index(drop=True)
 
 
+def said(path):
+    """Return the frames of a run, and everything else that it says."""
+    run = tap.open(path)
+    table, series = run.table(), []
+    whole = table.whole()
+    for kind, name in (("Activation", "a"), ("Weight", "z.weight"), ("Weight", "z.bias")):
+        rows = whole.series(kind, name)
+        shapes = whole.take(rows, ["shape"]).column(0).to_pylist()
+        counts = whole.exponents(rows).counts.tolist()
+        series.append((whole.step[rows].tolist(), counts, shapes))
+    kinds = ("Activation", "Weight", "Metric", None)
+    frames = [frame(tap.open(path).stats(rank=rank)) for rank in (None, "all", 2)]
+    return [*frames, run.metrics()], (
+        list(run.reader.counts().items()), run.missing(), table.ranks(), series,
+        [(table.layers(kind), table.steps(kind).tolist()) for kind in kinds],
+        run.reader.records("a", step=3, rank=1), run.reader.records("z.bias", step=13, rank=2),
+    )  # fmt: skip
+
+
+said_without_windows = functools.cache(said)
+
+
 def check_same(path, plain):
     """Compare everything that a run says with the same run without windows."""
-    a, b = tap.open(plain), tap.open(path)
-    assert b.reader.windows
-    for rank in (None, "all", 2):
-        one, other = (frame(each.stats(rank=rank)) for each in (tap.open(plain), tap.open(path)))
+    assert tap.open(path).reader.windows
+    (frames, rest), (expected, others) = said(path), said_without_windows(plain)
+    for one, other in zip(expected, frames, strict=True):
         pd.testing.assert_frame_equal(one, other, check_exact=True)
-    assert a.reader.counts() == b.reader.counts()
-    assert list(a.reader.counts()) == list(b.reader.counts())
-    assert a.missing() == b.missing()
-    one, other = a.table(), b.table()
-    assert one.ranks() == other.ranks()
-    for kind in ("Activation", "Weight", "Metric", None):
-        assert one.layers(kind) == other.layers(kind)
-        assert one.steps(kind).tolist() == other.steps(kind).tolist()
-    pd.testing.assert_frame_equal(a.metrics(), b.metrics())
-    one, other = one.whole(), other.whole()
-    for kind, name in (("Activation", "a"), ("Weight", "z.weight"), ("Weight", "z.bias")):
-        left, right = one.series(kind, name), other.series(kind, name)
-        assert one.step[left].tolist() == other.step[right].tolist()
-        assert (one.exponents(left).counts == other.exponents(right).counts).all()
-        shapes = (
-            t.take(r, ["shape"]).column(0).to_pylist() for t, r in ((one, left), (other, right))
-        )
-        assert next(shapes) == next(shapes)
-    for name, step, rank in (("a", 3, 1), ("z.bias", 13, 2)):
-        found = [each.reader.records(name, step=step, rank=rank) for each in (a, b)]
-        assert found[0] == found[1]
+    assert rest == others
 
 
 @pytest.fixture
@@ -162,15 +165,16 @@ def test_rows_are_sorted_and_the_roll_up_tells_about_ranks(run):
 def test_grows_while_it_is_compacted(tmp_path, small_windows):
     path, other = make_run(tmp_path, 4), make_run(tmp_path, 4)
     sinks = {(each, rank): StoreSink(each, rank) for each in (path, other) for rank in range(4)}
+    records = {rank: list(records_of(rank, range(-1, 14))) for rank in range(4)}
     opened = None
     for step in range(-1, 14):
         for (_, rank), sink in sinks.items():
-            new = [r for r in records_of(rank, range(-1, 14)) if r.step == step]
+            new = [r for r in records[rank] if r.step == step]
             if (rank, step) == (3, 2):
                 continue
             write(sink, new)
             if (rank, step) == (3, 9):  # long after the window of its step was written
-                write(sink, [r for r in records_of(rank, range(-1, 14)) if r.step == 2])
+                write(sink, [r for r in records[rank] if r.step == 2])
         tap.open(path).compact()
         if step == 5:
             opened = tap.open(path)
@@ -221,11 +225,11 @@ def test_executor_and_two_compactors_at_once(run, plain):
 
 @pytest.mark.slow
 @pytest.mark.fault("compaction killed at any moment")
-def test_killed_at_random_moments(run, plain):
+def test_killed_at_random_moments(run, plain, rounds):
     """Each process is told to start, and killed a little later; the last one finishes."""
     rng = random.Random(0)
-    killed = 0
-    for attempt in range(100):
+    killed, attempts = 0, rounds(30, 100)
+    for attempt in range(attempts):
         pid = os.fork()
         if not pid:  # a fork, because an interpreter takes a second to start
             try:
@@ -237,11 +241,11 @@ def test_killed_at_random_moments(run, plain):
         killed += os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
         reader = tap.open(run).reader
         assert sum(reader.counts().values()) == 4 * 15 * 6
-        if attempt % 33 == 0 and reader.windows:
+        if attempt % 15 == 14 and reader.windows:
             check_same(run, plain)
         if len(reader.windows) == 4:
             shutil.rmtree(run / "compact")
-    assert killed > 50
+    assert killed > attempts / 2
     tap.open(run).compact()
     check_same(run, plain)
     assert not list((run / "compact").glob(".*"))

@@ -22,7 +22,7 @@ def test_finds_the_bugs(tmp_path):
         [sys.executable, str(ROOT / "examples" / "compare_transformer.py"), "scale", "race"],
         cwd=tmp_path, env={"PYTHONPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin",
         "TENSORTAP_SERVER": "127.0.0.1:1", "XDG_CONFIG_HOME": str(tmp_path),
-        "TENSORTAP_MODIFICATIONS": "0"},
+        "TENSORTAP_MODIFICATIONS": "0", "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,6 @@ import torch
 import tensortap as tap
 from tensortap.core.record import Kind
 from tests.commands import type_in
-from tests.forks import Starter
 
 TRAIN = """
     import sys, torch
@@ -388,6 +387,10 @@ def test_torch_is_imported_when_the_program_imports_it(tmp_path, program):
     assert "did not import torch, so nothing was tracked" in ended.stderr
 
 
+REMOVE = """import shutil
+    while os.path.exists("runs"):  # it is being written
+        shutil.rmtree("runs", ignore_errors=True)
+    sys.exit(3)"""
 ENDS = {
     "exit": ("sys.exit(3)", 3),
     "stderr": ("os.close(2); sys.exit(3)", 3),
@@ -395,18 +398,10 @@ ENDS = {
     "closed": ("sys.stderr.close(); sys.exit('enough')", 1),
     "none": ("sys.stderr = None; sys.exit('enough')", 1),
     "moved": ("os.mkdir('sub'); os.chdir('sub'); sys.exit(3)", 3),
-    "removed": ("import shutil; shutil.rmtree('runs'); sys.exit(3)", 3),
+    "removed": (REMOVE, 3),
     "hook": ("sys.excepthook = lambda *error: print('mine'); raise ValueError", 1),
     "fork": ("pid = os.fork(); sys.exit(os.waitpid(pid, 0)[1] if pid else 0)", 0),
 }
-
-
-@pytest.fixture(scope="module")
-def starter():
-    """A process that has imported what takes long, from which programs are forked."""
-    started = Starter("torch, torch._dynamo, tensortap.cli.main, tensortap.rooms.track.torch.track")
-    yield started
-    started.close()
 
 
 @pytest.mark.slow

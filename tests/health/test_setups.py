@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -122,26 +119,18 @@ SET_UPS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SET_UPS)
-def test_a_head_that_no_optimizer_has(tmp_path, name):
+def test_a_head_that_no_optimizer_has(tmp_path, name, run_program, typed):
     text = HEAD + SET_UPS[name]
-    (tmp_path / "train.py").write_text(text)
-
-    def typed(*words):
-        done = subprocess.run(
-            [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False,
-            env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300,
-        )  # fmt: skip
-        return done.returncode, done.stdout + done.stderr
-
     if "tensortap" in text:
-        code, said = typed("train.py")
-        assert code == 0, said
+        run_program(tmp_path, text)
         (run,) = (tmp_path / "runs").iterdir()
-        code, said = typed("-m", "tensortap", "check", str(run))
+        code, *printed = typed(tmp_path, "check", run)
         assert code == 1
     else:
-        code, said = typed("-m", "tensortap", "run", "train.py")
-        assert code == 0, said
+        (tmp_path / "train.py").write_text(text)
+        code, *printed = typed(tmp_path, "run", "train.py")
+        assert code == 0, printed
+    said = "".join(printed)
     assert "● no_optimizer: " in said
     assert "head.weight" in said
     assert "could not look: no_optimizer" not in said

@@ -78,7 +78,7 @@ class Starters:
         if "jax" in code:
             imports += ", jax"
         if imports not in self._running:
-            self._running[imports] = Starter(imports)
+            self._running[imports] = Starter(f"import {imports}")
         return self._running[imports].start(self.PATIENT + code, full)
 
     def close(self) -> None:

@@ -65,16 +65,6 @@ def test_a_tracker_without_a_run_keeps_the_latest_records(monkeypatch, caplog):
     assert sum("evicts older ones" in r.getMessage() for r in caplog.records) == 1
 
 
-def test_memory_has_the_same_records_as_a_run(open_run):
-    in_run = train()
-    frame, metrics = in_run.logframe(), in_run.metrics()
-    tap.finish()
-    in_memory = train()
-    assert len(in_memory._observer.sent.memory.records) == len(frame) + 6
-    pd.testing.assert_frame_equal(in_memory.logframe(), frame)
-    pd.testing.assert_frame_equal(in_memory.metrics(), metrics)
-
-
 def test_second_tracker_of_a_run_continues_the_steps(open_run):
     first, second = train(2), train(2)
     third = train(1, init_step=100)

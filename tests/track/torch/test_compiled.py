@@ -247,17 +247,6 @@ class Data(nn.Module):
         return Output(x - y, (x, None))
 
 
-def test_outputs_of_many_kinds(counters):
-    x = torch.randn(3, 4)
-    found = []
-    for compiled in (False, True):
-        model = Outputs()
-        call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
-        found.append(seen(tracked(model, call, x, x)))
-    assert found[0] == found[1]
-    assert graphs(counters) == 1
-
-
 def policy(context, op, *args, **kwargs):
     saved = op in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
     return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
@@ -278,12 +267,19 @@ class Checkpointed(nn.Module):
         return x
 
 
-@pytest.mark.parametrize(("selective", "backend"), [(False, "eager"), (True, "aot_eager")])
-def test_checkpoints(selective, backend, counters):
+@pytest.mark.parametrize(
+    ("make", "backend"),
+    [
+        (Outputs, "aot_eager"),
+        (lambda: Checkpointed(selective=False), "eager"),
+        (lambda: Checkpointed(selective=True), "aot_eager"),
+    ],
+)
+def test_everything_is_seen_as_without_a_compiler(make, backend, counters):
     x = torch.randn(3, 4, requires_grad=True)
     found = []
     for compiled in (False, True):
-        model = Checkpointed(selective)
+        model = make()
         call = torch.compile(model, backend=backend, fullgraph=True) if compiled else model
         all_seen = seen(tracked(model, call, x, x))
         found.append({key[:4]: stats for key, stats in all_seen.items() if not key[4]})
@@ -307,27 +303,6 @@ def test_gradient_accumulation(counters):
         found.append(seen(tracker))
     assert found[0] == found[1]
     assert graphs(counters) == 1
-
-
-def test_training_is_bit_identical_without_fusion(counters):
-    def train(on):
-        torch._dynamo.reset()
-        plain = mlp()
-        model = torch.compile(plain, backend="aot_eager")
-        opt = torch.optim.AdamW(model.parameters())
-        tracker = tap.track(model, optimizer=opt)
-        if on:
-            tracker.__enter__()
-        for n in range(4):
-            torch.manual_seed(n)
-            opt.zero_grad()
-            step(model, torch.randn(3, 4))
-            opt.step()
-            tracker.step()
-        tracker.__exit__(None, None, None)
-        return [p.detach().clone() for p in plain.parameters()]
-
-    assert all(map(torch.equal, train(False), train(True)))
 
 
 def test_the_backward_pass_saves_the_same_tensors():
@@ -394,12 +369,11 @@ class WithLoss(nn.Module):
 
 
 @pytest.mark.parametrize("fullgraph", [False, True])
-@pytest.mark.parametrize("compiled", [False, True])
-def test_compiled_autograd(compiled, fullgraph):
+def test_compiled_autograd(fullgraph):
     from torch._dynamo import compiled_autograd
 
     model = WithLoss()
-    call = torch.compile(model, backend="aot_eager") if compiled else model
+    call = torch.compile(model, backend="aot_eager")
     compiler = torch.compile(backend="aot_eager", fullgraph=fullgraph)
     with tap.track(model, alerts=True) as tracker:
         for _ in range(2):
