@@ -249,6 +249,26 @@ def test_heatmap_colors_are_relative_to_the_row(visit):
     assert all(each.get_attribute("title") for each in q.locator("#tabs [role=tab]").all())
 
 
+def test_states_of_the_optimizer_are_kinds_of_their_own(chromium, tmp_path):
+    run = Writer(tmp_path, "r")
+    for step in range(3):
+        for state in ("exp_avg", "exp_avg_sq", "step"):
+            for name in ("fc.weight", "head.weight"):
+                x = np.full((4, 4), 1.0 + step, "f4")
+                stats = summarize_array(x)
+                run.put(f"{name}.{state}", "Optimiser_State", step, None, stats, "float32", (4, 4))
+    run.close()
+    with serving(tmp_path) as page, Tab(chromium, page, "#run=r&tab=overview") as tab:
+        q = tab.page
+        kinds = q.locator("#kind option").evaluate_all("all => all.map((each) => each.value)")
+        assert kinds == [f"Optimiser_State.{each}" for each in ("exp_avg", "exp_avg_sq", "step")]
+        rows = "document.querySelector('#panel-overview .overview').layout.meta.layers"
+        for state in ("exp_avg_sq", "exp_avg"):
+            q.select_option("#kind", f"Optimiser_State.{state}")
+            q.wait_for_function(f"() => {rows}[0].endsWith('.{state}')")
+            assert q.evaluate(rows) == [f"fc.weight.{state}", f"head.weight.{state}"]
+
+
 def test_keys_are_shortcuts_again_after_enter(visit):
     tab = visit("run=a&tab=overview")
     tab.page.keyboard.press("/")

@@ -15,7 +15,8 @@ import { addBriefs, addSparklines, drawNames, drawRuns, refreshSparklines, start
 // Views that name the same tab in `within` share it: one at a time, or below each other if they are
 // `stacked`. `isUsed(run)` says whether a run has anything for it. `about` is the tooltip.
 // `prepare(state)` requests what takes long the first time, `first` lets it do so before others.
-// `receive(news)` gets the server's news. `alone` says that it has something to show without a run.
+// `light` says that it needs no plotly. `receive(news)` gets the server's news. `alone` says that it
+// has something to show without a run.
 let VIEWS = [], TABS = [];
 const LARGE = 1_000_000; // records: figures that nobody asked for would delay the next one
 let push = null;
@@ -47,9 +48,11 @@ async function draw(changed) {
   drawRuns();
   drawTitle();
   drawControls();
-  const drawn = [drawTab(), drawTraining().catch(showError)]; // both send their requests now
+  const tab = drawTab(), light = shownViews().every((view) => view.light);
+  const training = drawTraining(light && tab).catch(showError); // both send their requests now
+  if (light) await tab; // first: the browser does nothing else while plotly starts
   void loadPlotly();
-  await Promise.all(drawn);
+  await Promise.all([tab, training]);
   if (isOtherRun) setTimeout(prepareTabs, 300);
 }
 
