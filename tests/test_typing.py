@@ -24,7 +24,8 @@ def test_a_program_that_uses_every_verb(tmp_path):
     stubs.mkdir()
     (stubs / "__init__.pyi").touch()
     (stubs / "graph_objects.pyi").write_text(FIGURE)
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(SCRIPT)]
+    cache = str(tmp_path / "cache")
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", cache, str(SCRIPT)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=SCRIPT.parents[1],
         env={"MYPYPATH": f"{SCRIPT.parents[1] / 'src'}:{tmp_path}", "PATH": "/usr/bin:/bin"},
