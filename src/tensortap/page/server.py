@@ -117,7 +117,9 @@ def _index(request: Request) -> Response:
     files = sorted(path.name for path in _static_folder(None).glob("*.js"))
     shared = (f"/static/{name}" for name in files if name != "enter.js")
     links = [f'<link rel="modulepreload" href="{each}">' for each in shared]
-    links += [f'<link rel="modulepreload" class="tab" href="{each}">' for each in _tabs()]
+    # those of other tabs than the first one come when nothing else is needed
+    low = 'fetchpriority="low" class="tab"'
+    links += [f'<link rel="modulepreload" {low} href="{each}">' for each in _tabs()]
     page = page.replace("<!-- modules -->", "\n".join(links))
     return HTMLResponse(page, headers={"cache-control": "no-cache"})
 
