@@ -190,7 +190,12 @@ def test_opens_on_the_verdict(chromium, page):
             "state": "ended", "steps": "30", "last step": "29", "duration": "", "loss": "0.1",
             "alerts": "1", "hints": "0",
         }  # fmt: skip
-        assert q.locator("#panel-summary .heatmaplayer").count()
+        cells = q.locator("#panel-summary .cells canvas")
+        assert cells.evaluate("(canvas) => [canvas.width, canvas.height]") == [STEPS, len(LAYERS)]
+        painted = "(canvas) => canvas.getContext('2d').getImageData(5, 2, 1, 1).data[3]"
+        assert cells.evaluate(painted) == 255
+        cells.hover(position={"x": 5, "y": 5})
+        assert re.fullmatch(r"embed\nstep 0\nrm2 [\d.]+", cells.get_attribute("title"))
         verdict.get_by_role("button", name="Show the place").click()
         tab.shown("exponents")
         assert (tab.state()["name"], tab.state()["step"]) == ("blocks.1.mlp", "20")

@@ -153,6 +153,7 @@ def _compressed(path: Path, changed: int) -> bytes:
     return gzip.compress(path.read_bytes(), 6)
 
 
+@functools.lru_cache(maxsize=64)  # finding a room's package takes longer than all the rest
 def _static_folder(room: str | None) -> Path:
     package = "tensortap.page" if room not in rooms() else folder_of(str(room))
     return Path(str(importlib.resources.files(package) / "static")).resolve()
