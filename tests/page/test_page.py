@@ -288,13 +288,16 @@ def test_keys_are_shortcuts_again_after_enter(visit):
 def test_narrow_screens_have_a_drawer_and_a_strip_that_scrolls(chromium, page, width):
     with Tab(chromium, page, "#run=a") as tab:
         q = tab.page
-        q.set_viewport_size({"width": width, "height": 800})
+        q.set_viewport_size({"width": width, "height": 600})
         for name, strip in VIEWS.items():
             if name in UNUSED:
                 continue
             tab.open(name)
             assert q.locator(f"#tab-{strip}").bounding_box()["x"] >= 0
             assert q.evaluate("document.documentElement.scrollWidth") == width
+            # what does not fit below each other scrolls: nothing is squeezed
+            heights = "all => all.map((each) => each.scrollHeight - each.clientHeight)"
+            assert not any(q.locator(".card:has(table):visible").evaluate_all(heights))
             if name == "tensors":  # below each other, not squeezed beside each other
                 plot = q.locator("#panel-tensors .tensor").bounding_box()
                 assert plot["width"] > 0.6 * min(width, 900)
