@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import runpy
 import subprocess
 import sys
 import textwrap
 
+import httpx
 import pytest
 import torch
 
 import tensortap as tap
 from tensortap.core.record import Kind
 from tests.commands import type_in
+from tests.forks import Starter
+from tests.processes import wait_for
 
 TRAIN = """
     import sys, torch
@@ -417,6 +422,99 @@ def test_a_program_ends_as_without_tensortap(tmp_path, program, end, starter, mo
     assert ended.returncode == code, err
     assert "mine" in out or end != "hook"
     assert err.count("found nothing") == (end in ("exit", "stdout", "moved", "hook", "fork"))
+
+
+SHOWS = """
+    import os, subprocess, sys, time
+
+    print("begins")
+    os.write(1, "straight ".encode())
+    for i in range(8):
+        sys.stderr.write(f"\\r {{i}}0 %|███")  # as tqdm does
+        sys.stderr.flush()
+        optimizer.zero_grad()
+        criterion(model(torch.randn(3, 4)), torch.randn(3, 2)).backward()
+        optimizer.step()
+        subprocess.run(["printf", f" child {{i}}"])
+        time.sleep(0.1)
+    print("\\nends")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
+def test_progress_never_mixes_with_what_the_program_prints(tmp_path, program, term):
+    path = program(TRAIN + SHOWS, bug="")
+
+    def shown(*words):
+        screen, terminal = os.openpty()
+        started = subprocess.Popen(
+            [sys.executable, *words, str(path)], cwd=tmp_path, stdout=terminal, stderr=terminal,
+            env={**os.environ, "TERM": term},
+        )  # fmt: skip
+        os.close(terminal)
+        said = b""
+        with open(screen, "rb", buffering=0) as screen, contextlib.suppress(OSError):  # its end
+            while text := screen.read(65536):
+                said += text
+        assert started.wait(60) == 0, said
+        return said.decode()
+
+    said, alone = shown("-m", "tensortap", "run"), shown()
+    titles = re.findall(r"\x1b\]2;(.*?)\x07", said)
+    if term == "dumb":
+        assert "\x1b" not in said
+    else:
+        assert re.fullmatch(r"step \d+ · loss \S+ · \S+ steps/s", titles[0]), said
+        assert len(titles) > 2
+        # the title before it is put back
+        assert (said.count("\x1b[22;2t"), said.count("\x1b[23;2t"), titles[-1]) == (1, 1, "")
+    said = re.sub(r"\x1b(\]2;.*?\x07|\[2[23];2t)", "", said)
+    first, rest = said.split("tensortap: tracks Sequential", 1)
+    own = first + rest.partition("\n")[2]
+    assert own.startswith(alone), said
+    assert own[len(alone) :].startswith("tensortap: ")
+
+
+@pytest.mark.slow
+def test_the_page_opens_while_the_program_trains(tmp_path, program):
+    waits = """
+    import os, time
+    deadline = time.monotonic() + 100
+    while not os.path.exists("seen") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    """
+    path = program(TRAIN + waits, bug="[0]")
+    browser = tmp_path / "browser"
+    browser.write_text('#!/bin/sh\ncp "${1#file://}" opened.tmp && mv opened.tmp opened\n')
+    browser.chmod(0o700)
+    words = [sys.executable, "-m", "tensortap", "run", "--view", path]
+    started = subprocess.Popen(
+        words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "BROWSER": f"{browser} %s"},
+    )  # fmt: skip
+    try:
+        wait_for((tmp_path / "opened").exists)
+        made = tap.open(next((tmp_path / "runs").iterdir()))  # before the page reads it
+        wait_for(lambda: made.refresh().alerts() and len(recorded_steps(made, "0")) == 5)
+        (url,) = re.findall(r'url=([^"#]+)', (tmp_path / "opened").read_text())[:1]
+        with httpx.Client(timeout=60, verify=False) as client:
+            answer = client.get(url)
+            key = re.search(r'data-key="([^"]+)"', answer.text)[1]
+            client.headers["x-tensortap-key"] = key
+            page = url.partition("?")[0]
+            (entry,) = client.get(f"{page}api/catalog").json()["entries"]
+            found = client.get(f"{page}api/summary", params={"run": entry["id"]}).json()
+    finally:
+        (tmp_path / "seen").touch()
+        out, err = started.communicate(timeout=60)
+    assert (found["steps"], found["first"]["rule"]) == (5, "no_optimizer")
+    assert started.returncode == 0, err
+    assert out.startswith("loss")
+    assert out.count("\n") == 1
+    assert "the page is on http://127.0.0.1:" in err  # for those who have no browser here
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(page, verify=False)
 
 
 @pytest.mark.slow

@@ -159,23 +159,11 @@ def test_stopped_viewers_do_not_delay_others(server, run, programs):
 
 # each case in a fork: libzmq would abort it
 NEAR_LIMITS = """
-    import json, mmap, os, resource, time, traceback, numpy as np, tensortap as tap
-
-    def descriptors():
-        return list(map(int, os.listdir("/proc/self/fd")))
+    import json, os, time, traceback, numpy as np, tensortap as tap
+    from tests.limits import LEAVE, descriptors
 
     def train(limit, left):
-        held = []
-        if limit == "descriptors":
-            number = max(descriptors()) + 1200  # select takes none above 1023
-            resource.setrlimit(resource.RLIMIT_NOFILE, (number, number))
-            while len(descriptors()) < number:
-                held.append(os.dup(0))
-            for _ in range(left):
-                os.close(held.pop())
-        else:
-            used = int(open("/proc/self/statm").read().split()[0]) * mmap.PAGESIZE
-            resource.setrlimit(resource.RLIMIT_AS, (used + (left << 20), -1))
+        held = LEAVE[limit](left)
         before = len(descriptors()) if left > 2 else 0
         for i in range(10):
             tap.catch(np.full(2000, i), "x")
@@ -193,8 +181,11 @@ NEAR_LIMITS = """
         return r.captured
 
     found = []
-    for limit, lefts in ("descriptors", (2, 6, 8, 16, 86)), ("MiB", (4, 12, 20, 50, 400)):
-        for left in lefts:
+    tried = {
+        "descriptors": (2, 6, 8, 16, 86), "MiB": (4, 12, 20, 50, 400), "threads": (0, 1, 3, 7, 30)
+    }
+    for limit in tried:
+        for left in tried[limit]:
             if not (child := os.fork()):
                 code = 99
                 try:
@@ -213,6 +204,6 @@ def test_near_its_limits_a_program_drops_instead_of_ending(server, run, record_p
     found = run(NEAR_LIMITS).result()
     record_property("tried", len(found))
     captured = [0, 0, 0, 0, 10]
-    assert [count for _, _, count in found] == captured * 2, found
-    assert server.history.written == 21
+    assert [count for _, _, count in found] == captured * 3, found
+    assert server.history.written == 31
     assert len(server.history.records("late")) == 1

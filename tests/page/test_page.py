@@ -190,7 +190,12 @@ def test_opens_on_the_verdict(chromium, page):
             "state": "ended", "steps": "30", "last step": "29", "duration": "", "loss": "0.1",
             "alerts": "1", "hints": "0",
         }  # fmt: skip
-        assert q.locator("#panel-summary .heatmaplayer").count()
+        cells = q.locator("#panel-summary .cells canvas")
+        assert cells.evaluate("(canvas) => [canvas.width, canvas.height]") == [STEPS, len(LAYERS)]
+        painted = "(canvas) => canvas.getContext('2d').getImageData(5, 2, 1, 1).data[3]"
+        assert cells.evaluate(painted) == 255
+        cells.hover(position={"x": 5, "y": 5})
+        assert re.fullmatch(r"embed\nstep 0\nrm2 [\d.]+", cells.get_attribute("title"))
         verdict.get_by_role("button", name="Show the place").click()
         tab.shown("exponents")
         assert (tab.state()["name"], tab.state()["step"]) == ("blocks.1.mlp", "20")
@@ -249,6 +254,26 @@ def test_heatmap_colors_are_relative_to_the_row(visit):
     assert all(each.get_attribute("title") for each in q.locator("#tabs [role=tab]").all())
 
 
+def test_states_of_the_optimizer_are_kinds_of_their_own(chromium, tmp_path):
+    run = Writer(tmp_path, "r")
+    for step in range(3):
+        for state in ("exp_avg", "exp_avg_sq", "step"):
+            for name in ("fc.weight", "head.weight"):
+                x = np.full((4, 4), 1.0 + step, "f4")
+                stats = summarize_array(x)
+                run.put(f"{name}.{state}", "Optimiser_State", step, None, stats, "float32", (4, 4))
+    run.close()
+    with serving(tmp_path) as page, Tab(chromium, page, "#run=r&tab=overview") as tab:
+        q = tab.page
+        kinds = q.locator("#kind option").evaluate_all("all => all.map((each) => each.value)")
+        assert kinds == [f"Optimiser_State.{each}" for each in ("exp_avg", "exp_avg_sq", "step")]
+        rows = "document.querySelector('#panel-overview .overview').layout.meta.layers"
+        for state in ("exp_avg_sq", "exp_avg"):
+            q.select_option("#kind", f"Optimiser_State.{state}")
+            q.wait_for_function(f"() => {rows}[0].endsWith('.{state}')")
+            assert q.evaluate(rows) == [f"fc.weight.{state}", f"head.weight.{state}"]
+
+
 def test_keys_are_shortcuts_again_after_enter(visit):
     tab = visit("run=a&tab=overview")
     tab.page.keyboard.press("/")
@@ -263,13 +288,16 @@ def test_keys_are_shortcuts_again_after_enter(visit):
 def test_narrow_screens_have_a_drawer_and_a_strip_that_scrolls(chromium, page, width):
     with Tab(chromium, page, "#run=a") as tab:
         q = tab.page
-        q.set_viewport_size({"width": width, "height": 800})
+        q.set_viewport_size({"width": width, "height": 600})
         for name, strip in VIEWS.items():
             if name in UNUSED:
                 continue
             tab.open(name)
             assert q.locator(f"#tab-{strip}").bounding_box()["x"] >= 0
             assert q.evaluate("document.documentElement.scrollWidth") == width
+            # what does not fit below each other scrolls: nothing is squeezed
+            heights = "all => all.map((each) => each.scrollHeight - each.clientHeight)"
+            assert not any(q.locator(".card:has(table):visible").evaluate_all(heights))
             if name == "tensors":  # below each other, not squeezed beside each other
                 plot = q.locator("#panel-tensors .tensor").bounding_box()
                 assert plot["width"] > 0.6 * min(width, 900)

@@ -225,7 +225,7 @@ def test_invalid_server_address_does_not_affect_the_run(program):
         print(run.get_all("loss"), len(run.get_all("x")), tap.receipt().reasons["error"])
     """
     said = program(code, env={"TENSORTAP_SERVER": "here:there"}).splitlines()
-    assert said[0].startswith("tensortap: TENSORTAP_SERVER: port must be")
+    assert said[0].startswith("tensortap: not connecting to TENSORTAP_SERVER: port must be")
     assert said[1:] == ["[0.0, 1.0, 2.0] 3 0"]
 
 

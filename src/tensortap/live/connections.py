@@ -54,11 +54,11 @@ class Connections:
                 return
             try:
                 self._default = self._queue(parse_address())
-            except ValueError as error:
+            except (ValueError, RuntimeError) as error:
                 if not pipeline.queues or pipeline.strict:
                     raise
-                # a mistake in the environment must not cost the run a value
-                log.warning("tensortap: TENSORTAP_SERVER: %s; not connecting", error)
+                # a wrong TENSORTAP_SERVER, or too few threads, must not cost the run a value
+                log.warning("tensortap: not connecting to TENSORTAP_SERVER: %s", error)
             else:
                 pipeline.attach(self._default)
             pipeline.expecting = False

@@ -117,7 +117,9 @@ def _index(request: Request) -> Response:
     files = sorted(path.name for path in _static_folder(None).glob("*.js"))
     shared = (f"/static/{name}" for name in files if name != "enter.js")
     links = [f'<link rel="modulepreload" href="{each}">' for each in shared]
-    links += [f'<link rel="modulepreload" class="tab" href="{each}">' for each in _tabs()]
+    # those of other tabs than the first one come when nothing else is needed
+    low = 'fetchpriority="low" class="tab"'
+    links += [f'<link rel="modulepreload" {low} href="{each}">' for each in _tabs()]
     page = page.replace("<!-- modules -->", "\n".join(links))
     return HTMLResponse(page, headers={"cache-control": "no-cache"})
 
@@ -151,6 +153,7 @@ def _compressed(path: Path, changed: int) -> bytes:
     return gzip.compress(path.read_bytes(), 6)
 
 
+@functools.lru_cache(maxsize=64)  # finding a room's package takes longer than all the rest
 def _static_folder(room: str | None) -> Path:
     package = "tensortap.page" if room not in rooms() else folder_of(str(room))
     return Path(str(importlib.resources.files(package) / "static")).resolve()

@@ -15,8 +15,10 @@ import { addBriefs, addSparklines, drawNames, drawRuns, refreshSparklines, start
 // Views that name the same tab in `within` share it: one at a time, or below each other if they are
 // `stacked`. `isUsed(run)` says whether a run has anything for it. `about` is the tooltip.
 // `prepare(state)` requests what takes long the first time, `first` lets it do so before others.
-// `receive(news)` gets the server's news. `alone` says that it has something to show without a run.
+// `light` says that it needs no plotly. `receive(news)` gets the server's news. `alone` says that it
+// has something to show without a run.
 let VIEWS = [], TABS = [];
+let later = []; // modules of views that are loaded after the summary is drawn
 const LARGE = 1_000_000; // records: figures that nobody asked for would delay the next one
 let push = null;
 const connection = () => document.body.dataset.push; // "open" or "closed"; undefined at the start
@@ -47,9 +49,12 @@ async function draw(changed) {
   drawRuns();
   drawTitle();
   drawControls();
-  const drawn = [drawTab(), drawTraining().catch(showError)]; // both send their requests now
+  const tab = drawTab(), light = shownViews().every((view) => view.light);
+  const training = drawTraining(light && tab).catch(showError); // both send their requests now
+  if (light) await tab; // first: the browser does nothing else while plotly starts
+  await addViews(later.splice(0));
   void loadPlotly();
-  await Promise.all(drawn);
+  await Promise.all([tab, training]);
   if (isOtherRun) setTimeout(prepareTabs, 300);
 }
 
@@ -279,15 +284,9 @@ async function start() {
   if (get().run) early = { id: get().run, run: loadRun(get().run) };
   early.run?.catch(() => undefined); // reported where it is awaited
   const catalog = loadEntries();
-  const modules = [...document.querySelectorAll("link.tab")].map(({ href }) => import(href));
-  VIEWS = (await Promise.all(modules)).map(({ tab }) => tab);
-  for (const view of VIEWS) {
-    const title = view.within ?? view.title, id = title.toLowerCase();
-    const known = TABS.find((tab) => tab.id === id);
-    if (known) known.views.push(view);
-    else TABS.push({ id, title, views: [view] });
-  }
-  TABS.forEach(mountTab);
+  const modules = [...document.querySelectorAll("link.tab")].map(({ href }) => href);
+  if (get().tab === "summary") later = modules.splice(1);
+  await addViews(modules);
   $("panels").append(h("div", { id: "nothing", class: "panel", hidden: true }));
   startTree();
   startTop();
@@ -306,6 +305,23 @@ async function start() {
   push = new Push((news) => receive(news).catch(showError), onConnection);
   subscribe();
   document.body.dataset.ready = "yes";
+}
+
+async function addViews(modules) {
+  if (!modules.length) return;
+  const added = (await Promise.all(modules.map((href) => import(href)))).map(({ tab }) => tab);
+  const known = TABS.length;
+  for (const view of added) {
+    const title = view.within ?? view.title, id = title.toLowerCase();
+    const shared = TABS.find((tab) => tab.id === id);
+    if (shared) shared.views.push(view);
+    else TABS.push({ id, title, views: [view] });
+  }
+  TABS.slice(known).forEach(mountTab);
+  VIEWS = [...VIEWS, ...added];
+  if (!model.run) return;
+  for (const view of added) view.receive?.({});
+  drawControls();
 }
 
 /** Shows the list of runs and names, which is a drawer on narrow screens. */

@@ -23,8 +23,8 @@ export function drawTitle() {
   ]);
 }
 
-/** Draws the training curves, or only moves the step if they are drawn already. */
-export async function drawTraining() {
+/** Draws the training curves after `others`, or only moves the step if they are drawn already. */
+export async function drawTraining(others) {
   const run = model.run, now = selection(get());
   if (!run) return;
   const key = `${run.id} ${now.theme} ${now.rank}`;
@@ -33,6 +33,7 @@ export async function drawTraining() {
   const figure = await request("training", { run: run.id, theme: now.theme, rank: now.rank })
     .catch((error) => { if (error.status !== 404) throw error; }); // no room draws them
   if (!figure) return;
+  await others;
   // lists, because plotly cannot add points to arrays that came as bytes
   for (const line of figure.data) for (const axis of "xy") line[axis] = decodeArray(line[axis]);
   await draw($("training"), figure, {

@@ -42,24 +42,26 @@ def run(
     The program needs no change. At the end, print what the rules have found; the exit code is that
     of the program. With several processes: torchrun … -m tensortap run train.py
     """
+    from tensortap.core.ranks import rank_and_world_size
     from tensortap.rooms.health.program import run_program
+    from tensortap.runs.init import init
 
     if not module and not Path(program[0]).is_file():
         raise TensortapError(f"no file {program[0]}; -m runs a module")
     if every < 1:
         raise TensortapError(f"--every must be at least 1, got {every}")
-    options: dict[str, Any] = {"alerts": True, "every": every, "shows": _Progress()}
+    progress = _Progress()
+    options: dict[str, Any] = {"alerts": True, "every": every, "shows": progress}
     options |= {"analyses": True} if analyses else {}
-    process = os.getpid()
+    process, path = os.getpid(), init(folder.absolute())
     page = None
-    if view:
-        words = "-m", "tensortap", "view", str(folder.absolute())
-        page = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
+    if view and rank_and_world_size()[0] == 0:
+        words = "-m", "tensortap", "view", str(path)
+        page = subprocess.Popen([sys.executable, *words], stdout=2)  # stdout is the program's
     with _kept_stdout() if as_json else contextlib.nullcontext():
-        path, code, found = run_program(
-            program, module=module, folder=folder.absolute(), options=options
-        )
+        code, found = run_program(program, path, module=module, options=options)
     if os.getpid() == process:  # not in a fork that ends as a program does
+        progress.end()
         if page is not None:
             page.terminate()
         try:
@@ -80,7 +82,8 @@ def run(
 class _Progress:
     """Says which model is tracked, and shows step and loss in the title of the terminal.
 
-    A title never mixes with what the program prints.
+    A title never mixes with what the program prints; a line would: programs, and the processes that
+    they start, write to the terminal without asking anybody.
     """
 
     def __init__(self) -> None:
@@ -98,14 +101,26 @@ class _Progress:
             place = "" if tracker.path is None else f" into {tracker.path}"
             rules = len(tracker._observer.rules)
             message(f"tracks {model.title} in {steps} with {rules} rules{place}")
-        elif time.monotonic() >= self._next and sys.stderr is not None and sys.stderr.isatty():
-            self._next = time.monotonic() + 0.25
+        elif time.monotonic() >= self._next:
             alerts = len(tracker.alerts)
             shown = f"step {model.steps} · loss {model.loss:.4g} · {model.speed:.3g} steps/s"
             shown += f" · {alerts} alerts" if alerts else ""
-            with contextlib.suppress(OSError, ValueError):
-                sys.stderr.write(f"\x1b]2;{shown}\x07")
-                sys.stderr.flush()
+            saved = "" if self._next else "\x1b[22;2t"  # the title before it, for the end
+            self._next = time.monotonic() + 0.25
+            _to_terminal(f"{saved}\x1b]2;{shown}\x07")
+
+    def end(self) -> None:
+        """Put the title back."""
+        if self._next:
+            _to_terminal("\x1b]2;\x07\x1b[23;2t")  # empty where a terminal saves none
+
+
+def _to_terminal(sequence: str) -> None:
+    """Write a control sequence, if stderr is a terminal that understands it."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed by the program
+        if sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "linux"):
+            sys.stderr.write(sequence)
+            sys.stderr.flush()
 
 
 @contextlib.contextmanager

@@ -25,22 +25,22 @@ log = logging.getLogger("tensortap")
 
 
 def run_program(
-    words: Sequence[str], *, module: bool, folder: str | Path, options: dict[str, Any]
-) -> tuple[Path, int, TrainedModels | None]:
-    """Run a program as Python would, into a run; return its folder, exit code, and its models.
+    words: Sequence[str], path: Path, *, module: bool, options: dict[str, Any]
+) -> tuple[int, TrainedModels | None]:
+    """Run a program as Python would, into an open run; return its exit code and its models.
 
     `module` is as ``python -m``. `options` are those of `track`. Models are those that torch
     optimizers train; None if the program did not import torch. A program that tracks by itself is
     left alone. Processes that it starts with `multiprocessing` are tracked, too: ranks of one job
     write into the run, others into runs of their own.
     """
-    watching = _Watching(init(folder), options)
+    watching = _Watching(path, options)
     watching.begin()
     try:
         code = _execute(words, module)
     finally:
         watching.end()
-    return watching.path, code, watching.found
+    return code, watching.found
 
 
 class _Watching:

@@ -73,10 +73,13 @@ class TrackedRecords:
 
     def offer(self, record: Record) -> None:
         """Send a record to a run or a live session; drop it if there is none."""
-        if pipeline.expecting:
-            connections.connect()
-        if pipeline.on:
-            pipeline.put(record, 0)
+        try:
+            if pipeline.expecting:
+                connections.connect()
+            if pipeline.on:
+                pipeline.put(record, 0)
+        except RuntimeError as error:  # no thread is left
+            pipeline.fault(record.name, error)
 
     def _keep(self, record: Record | RecordColumns) -> None:
         self.memory.keep(record)

@@ -1,22 +1,23 @@
 // Summary: the verdict on a run: its state, its last numbers, the first problem, all layers at once.
 import { RequestError, request } from "/static/api.js";
+import { drawCells } from "/static/cells.js";
 import {
-  button, card, count, dim, fill, h, kindText, number, plural, seconds,
+  button, card, count, dim, empty, fill, h, kindText, number, plural, seconds,
 } from "/static/dom.js";
-import { draw, listen } from "/static/figure.js";
 import { model, selection } from "/static/model.js";
 import { set } from "/static/state.js";
 
 const STATES = { live: "training", closed: "session closed" };
 const verdict = h("section", { class: "card conclusion" });
 const figures = h("dl", { class: "figures" });
-const plot = h("div", { class: "overview" });
+const plot = h("div", { class: "small-map", onclick: () => set({ tab: "overview" }, true) });
 const heatmap = h("section", { class: "card figure small" }, plot);
 const unseen = card();
 
 export const tab = {
   id: "summary",
   title: "Summary",
+  light: true,
   about: "The verdict: what is wrong with this run, and where to look",
   mount: (panel) => panel.append(verdict, figures, heatmap, unseen),
 
@@ -93,8 +94,6 @@ async function drawHeatmap({ kind, key, metric, rank, theme }) {
     heatmap.hidden = true;
     return;
   }
-  const margin = { l: 40, r: 8, t: 12, b: 34 };
-  await draw(plot, figure, { height: 240, keep: `${model.run.id} ${kind}`, layout: { margin },
-    config: { displayModeBar: false } });
-  listen(plot, "plotly_click", () => set({ tab: "overview" }, true));
+  if (figure.layout.meta.empty) fill(plot, empty(figure.layout.annotations[0].text));
+  else drawCells(plot, figure);
 }
