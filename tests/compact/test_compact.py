@@ -137,7 +137,7 @@ def test_windows_say_what_parts_say(run, plain):
     ]
     check_same(run, plain)
     table = tap.open(run).table()
-    assert len(table.near("Weight", "z.bias")) < len(table.whole())
+    assert len(table.near([("Weight", "z.bias")])) < len(table.whole())
     assert not table._is_read  # neither has loaded all rows
     assert tap.open(run).compact() == 0
 

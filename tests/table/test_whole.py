@@ -17,8 +17,8 @@ from tensortap.runs.rows import STATISTICS
 from tensortap.runs.run_reader import RunReader
 from tensortap.stats import summarize_array
 from tensortap.stats.merge import merge, merge_column, merged_from
-from tensortap.table.numbering import codes, stable_order
-from tensortap.table.replicas import places_of
+from tensortap.table.numbering import codes
+from tensortap.table.shard_keys import places_of
 from tensortap.table.sources import RecordSource
 from tensortap.table.table import Table, table_of
 from tests.figures.conftest import RunWriter
@@ -208,7 +208,6 @@ def test_codes_follow_the_order_of_columns(data):
     rows = list(zip(*columns, strict=True))
     expected = [sorted(set(rows)).index(row) for row in rows]
     assert codes(*columns).tolist() == expected
-    assert stable_order(codes(*columns)).tolist() == np.argsort(expected, kind="stable").tolist()
 
 
 def bytes_read():

@@ -11,9 +11,8 @@ import numpy as np
 from tensortap.alerts import Alert, alert_of
 from tensortap.core.record import Kind, Record
 from tensortap.runs.arrow import coded, lists, numbers, valid_cells
-from tensortap.runs.rows import decode_value
+from tensortap.runs.rows import NO_VALUE, decode_value
 from tensortap.stats.shard_digest import SIZE as DIGEST_SIZE
-from tensortap.table.numbering import stable_order
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -113,7 +112,7 @@ class SeriesIndex:
             return
         width = int(names.max()) + 1
         keys = kinds[start:] * np.int32(width) + names[start:]  # kinds are few
-        order = stable_order(keys)
+        order = np.argsort(keys, kind="stable")
         ordered = keys[order]
         edges = np.flatnonzero(np.diff(ordered, prepend=-1))
         order += start
@@ -171,6 +170,18 @@ def has_tag(table: pa.Table, tag: str) -> NDArray[np.bool_]:
     import pyarrow.compute as pc
 
     return is_valid(pc.map_lookup(table.column("tags"), tag, "first"))
+
+
+HOLDERS = ["value", "payloads", "tags"]  # the columns of `holds_tensor`
+
+
+def holds_tensor(cells: pa.Table, has_dtype: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which rows hold a whole tensor, not only its statistics."""
+    import pyarrow.compute as pc
+
+    has_value = numbers(pc.binary_length(cells.column("value"))) > len(NO_VALUE)
+    has_payload = numbers(pc.list_value_length(cells.column("payloads"))) > 0
+    return (has_value & has_dtype) | has_payload | has_tag(cells, "file")
 
 
 def is_valid(column: pa.ChunkedArray) -> NDArray[np.bool_]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -44,7 +44,6 @@ from tensortap.table.columns import (
     no_such,
 )
 from tensortap.table.kinds import KINDS
-from tensortap.table.numbering import distinct, stable_order
 from tensortap.table.shard_keys import ShardKeys
 from tensortap.table.sources import (
     RecordSource,
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from tensortap.runs.windows import Window
     from tensortap.table.sources import Integers
 
     Floats = NDArray[np.float64]
@@ -98,7 +98,7 @@ class Table:
         self._whole: Table | None = None
         self._open_source = open_source
         self._limit = _BOUNDED_ROWS
-        self._near: tuple[tuple[str, str], Table] | None = None
+        self._few: tuple[object, Table] | None = None  # a part of the rows, and which it is
         self._start()
         if not self._source.is_large:
             self._refresh()
@@ -132,15 +132,30 @@ class Table:
         """
         return self if self._is_read else self.whole()
 
-    def near(self, kind: str, name: str) -> Table:
-        """Return a table with all rows of a name, and few others if this one is not read yet."""
+    def near(self, series: Collection[tuple[str, str]]) -> Table:
+        """Return a table with all rows of some kinds and names, and few others, if that is less."""
+        return self._part(tuple(series), lambda source: source.near(series))
+
+    def at_step(self, step: int) -> Table:
+        """Return a table with all rows of a step, and few others if that is less."""
+        return self._part(step, lambda source: source.loose(np.array([step])))
+
+    def compacted(self) -> tuple[tuple[Window, ...], Table] | None:
+        """Return the windows of a compacted run, and a table of all other rows."""
         with self.lock:
-            if self._is_read or not isinstance(self._source, RunSource):
+            if not isinstance(self._source, RunSource) or not self._source.windows:
+                return None
+            found = self._source.loose(np.empty(0, np.int64))
+            return found.windows, Table(lambda: found)
+
+    def _part(self, key: object, opened: Callable[[RunSource], RunSource]) -> Table:
+        with self.lock:
+            source = self._source
+            if self._is_read or not isinstance(source, RunSource):
                 return self
-            if self._near is None or self._near[0] != (kind, name):
-                found = Table(lambda: self._source.near(kind, name))  # type: ignore[attr-defined]
-                self._near = (kind, name), found
-            return self._near[1]
+            if self._few is None or self._few[0] != key:
+                self._few = key, Table(lambda: opened(source))
+            return self._few[1]
 
     def _publish(self) -> None:
         """Set the attributes that hold the index columns, one entry per row."""
@@ -151,6 +166,12 @@ class Table:
 
     def __len__(self) -> int:
         return len(self.step)
+
+    def records(self) -> int:
+        """Return the number of records, without reading them."""
+        if self._is_read or not isinstance(self._source, RunSource):
+            return len(self)
+        return sum(self._source.reader.counts().values())
 
     @property
     def call(self) -> Integers:
@@ -179,7 +200,7 @@ class Table:
             if self._is_read or not isinstance(self._source, RunSource):
                 return self._refresh()
             self._source.reader.refresh()
-            self._near = None
+            self._few = None
             return False
 
     def _refresh(self) -> bool:
@@ -410,7 +431,7 @@ class Table:
         step, ranks, seq = self.step[rows], self.rank[rows], self.values_at("seq", rows)
         apart = np.diff(ranks)
         if ((apart > 0) | ((apart == 0) & (np.diff(seq) >= 0))).all():  # they came rank by rank
-            return rows[stable_order(step - step.min(initial=0))]
+            return rows[np.argsort(step, kind="stable")]
         return rows[np.lexsort((seq, ranks, step))]
 
     def newest(self, names: int | None = None) -> tuple[Integers, Integers]:
@@ -447,17 +468,17 @@ class Table:
         """Return the ranks."""
         if not self._is_read and isinstance(self._source, RunSource):
             return self._source.reader.ranks
-        return [int(rank) for rank in distinct(self.rank)]
+        return [int(rank) for rank in np.unique(self.rank)]
 
     def steps(self, kind: str | None = None, name: str | None = None) -> Integers:
         """Return the steps, of all rows or of a kind or of one of its names."""
         if not self._is_read:
             return self.whole().steps(kind, name)
         if kind is not None and name is not None:
-            return distinct(self.step[self.series(kind, name)])
+            return np.unique(self.step[self.series(kind, name)])
         if kind is None:
-            return distinct(self.step)
-        return distinct(self.step[self.kind == self._texts["kind"].code(kind)])
+            return np.unique(self.step)
+        return np.unique(self.step[self.kind == self._texts["kind"].code(kind)])
 
     def metrics(self, rank: int | None = None) -> dict[str, tuple[Integers, Floats]]:
         """Return name → steps and values of metrics, such as those of ``tracker.step(loss=…)``.

@@ -19,7 +19,8 @@ from tensortap.core.arguments import checked
 from tensortap.core.errors import MissingExtra
 from tensortap.rooms.figures import plots
 from tensortap.rooms.figures.figures.exponents import Formats, format_names
-from tensortap.table.selection import Layers, choose_rank, choose_step
+from tensortap.rooms.figures.selection import Layers, choose_step
+from tensortap.table.frames import choose_rank
 from tensortap.table.table import Table, table_of
 
 if TYPE_CHECKING:

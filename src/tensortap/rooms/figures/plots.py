@@ -39,16 +39,16 @@ from tensortap.rooms.figures.figures import (
 from tensortap.rooms.figures.figures.encoding import with_arrays
 from tensortap.rooms.figures.figures.exponents import Formats
 from tensortap.rooms.figures.figures.theme import themed
-from tensortap.table.columns import VALUE
-from tensortap.table.selection import (
+from tensortap.rooms.figures.selection import (
     Layers,
     check_statistics,
     choose_kind,
     choose_layers,
     choose_metrics,
-    choose_rank,
     choose_step,
 )
+from tensortap.table.columns import VALUE
+from tensortap.table.frames import choose_rank
 from tensortap.table.table import Table, table_of
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from tensortap.rooms.figures.figures import (
 )
 from tensortap.rooms.figures.figures.encoding import AUTO
 from tensortap.rooms.figures.figures.theme import message_figure, themed
-from tensortap.table.selection import choose_rank
+from tensortap.table.frames import choose_rank
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,9 +16,8 @@ from tensortap.rooms.logframe.labels import (
 )
 from tensortap.rooms.logframe.read import PLACES, has_finfo
 from tensortap.runs.rows import STATISTICS
-from tensortap.table.frames import COUNTS
+from tensortap.table.frames import COUNTS, choose_rank
 from tensortap.table.kinds import need_pandas
-from tensortap.table.selection import choose_rank
 from tensortap.table.table import Table, table_of
 
 if TYPE_CHECKING:
