@@ -27,7 +27,7 @@ from tensortap.live.server import Server
 from tensortap.runs import layout
 from tensortap.runs.reader import Reader
 from tensortap.runs.rows import HEAD_COLUMNS, records_of
-from tensortap.runs.run_reader import RunReader
+from tensortap.runs.run_reader import RunReader, is_url
 from tensortap.runs.windows import Window
 from tensortap.table.columns import HOLDERS, holds_tensor
 from tensortap.table.frames import summarized
@@ -47,10 +47,12 @@ class RunEntry:
 
     what = "run"
 
-    def __init__(self, path: Path) -> None:
-        self.id = path.name
+    def __init__(self, path: Path, remote: RunReader | None = None) -> None:
+        """`remote` reads a run on object storage, of which `path` has the files that are needed."""
+        self.where = str(path) if remote is None else remote.where
+        self.id = self.where.rstrip("/").rpartition("/")[2]
         self.path = path
-        self.where = str(path)
+        self._remote = remote
         self.version = 0
         self._signature: Signature = ()
         self._shown_state = ""
@@ -118,7 +120,7 @@ class RunEntry:
         with self._lock:
             if self._reader is None:
                 self._signature = signature_of(self.path)
-                self._reader = RunReader(self.path)
+                self._reader = self._remote or RunReader(self.path)
                 self._shown_state = self.state
                 self.version += 1
             return self._reader
@@ -156,7 +158,8 @@ class RunEntry:
 
     def peek(self) -> Table:
         """Return the table; of a run that is not open, one that is forgotten after use."""
-        return table_of(RunReader(self.path)) if self._reader is None else self.table()
+        is_closed = self._reader is None and self._remote is None
+        return table_of(RunReader(self.path)) if is_closed else self.table()
 
     def alerts(self) -> list[Alert]:
         """Return the alerts that training raised, and those that rooms find, by step."""
@@ -344,7 +347,7 @@ class Catalog:
         self._lock = threading.RLock()
 
     def add(self, what: Any) -> str:
-        """Add a run, a folder of runs, ``host:port``, or a server, reader or run object.
+        """Add a run, its URL, a folder of runs, ``host:port``, or a server, reader or run object.
 
         Returns the id of the entry; for a folder that of its newest run, or "".
         """
@@ -359,6 +362,9 @@ class Catalog:
             raise TypeError(
                 f"run must be a run, a folder of runs or a live session, got {what!r:.80}"
             )
+        if is_url(what):
+            remote = RunReader(what)
+            return self._add_entry(RunEntry(remote.path, remote))
         if isinstance(what, Path) or Path(what).exists() or "/" in what:
             return self._add_path(Path(what))
         if ":" not in what and "." not in what and what != "localhost":

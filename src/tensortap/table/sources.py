@@ -109,7 +109,7 @@ class RunSource:
         self._refreshes = blocks is None  # others follow a table that does
         self.blocks: Sequence[RowBlock] = blocks or []
         known = covering(self.windows)
-        self.names: Sequence[str] = list(known.names) if known else []
+        self.names: Sequence[str] = reader.names() if self.windows else []  # windows are sorted
         # rank → part and row to read next
         self._next = {rank: (part, 0) for rank, part in (known.covered if known else {}).items()}
         self._started = False

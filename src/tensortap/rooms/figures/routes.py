@@ -64,7 +64,7 @@ def overview(request: PageRequest) -> dict[str, Any]:
     (table, rank), kind = table_and_rank(request), kind_of(request)
     names = table.layers(kind)
     if not names:
-        message = f"no {kind} in this run" if len(table) else "nothing has been captured yet"
+        message = f"no {kind} in this run" if table.records() else "nothing has been captured yet"
         return themed(message_figure(message), request.theme)
     key = request.text("key")  # a state of the optimizer, such as exp_avg
     names = [name for name in names if not key or name.endswith(f".{key}")]
