@@ -32,6 +32,7 @@ def _answer(run: Any, question: str) -> Callable[[], object]:
     """Return what asks a question about a run."""
     from tensortap.rooms.figures.figures import heatmap_figure
     from tensortap.rooms.ranks.ranks import over_steps
+    from tensortap.table.columns import exponents
 
     table = run.table()
     kind = "Activation"
@@ -45,7 +46,7 @@ def _answer(run: Any, question: str) -> Callable[[], object]:
     if question == "one tensor":
         return lambda: over_steps(table, kind, table.layers(kind)[0], "rm2")
     if question == "exponents":
-        return lambda: table.whole().exponents(table.whole().rows(kind=kind, step=400))
+        return lambda: exponents(table.whole(), table.whole().rows(kind=kind, step=400))
     asked = {"metrics": run.metrics, "replicas": run.ranks, "stats": run.stats, "names": run.names}
     return asked[question]
 

@@ -25,6 +25,7 @@ from tensortap.runs import windows
 from tensortap.runs.folders import end_run, make_run
 from tensortap.runs.sink import StoreSink
 from tensortap.stats import summarize_array
+from tensortap.table.columns import exponents
 
 KEY = ["name", "kind", "step", "call", "rank"]
 
@@ -111,7 +112,7 @@ def check_same(path, plain):
     for kind, name in (("Activation", "a"), ("Weight", "z.weight"), ("Weight", "z.bias")):
         left, right = one.series(kind, name), other.series(kind, name)
         assert one.step[left].tolist() == other.step[right].tolist()
-        assert (one.exponents(left).counts == other.exponents(right).counts).all()
+        assert (exponents(one, left).counts == exponents(other, right).counts).all()
         shapes = (
             t.take(r, ["shape"]).column(0).to_pylist() for t, r in ((one, left), (other, right))
         )

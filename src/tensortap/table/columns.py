@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from tensortap.table.table import Table
+
     Floats = NDArray[np.float64]
     Integers = NDArray[np.int64]
 
@@ -27,6 +29,7 @@ VALUE = "value"
 
 ALERT = ["name", "step", "call", "seq", "rank", "value"]  # the columns of `alerts_of`
 HAS_NUMBER = "has_number"  # 1 where `number` is given, even as NaN
+NONFINITE = "nonfinite"  # the sum of these:
 NONFINITE_COUNTS = ("nans", "posinfs", "neginfs")
 _MIX = tuple(
     (np.uint64(shift), np.uint64(factor))
@@ -250,6 +253,27 @@ def dense_counts(
         for outside, total in ((exponents < low, counts[0]), (exponents > high, counts[-1])):
             np.add.at(total, columns[outside], values[outside])
     return low, counts
+
+
+def exponents(table: Table, rows: Integers) -> Exponents:
+    """Return the exponent counts of some rows: one column of ``counts`` for each."""
+    low, counts = exponent_counts(table, rows)
+    counts = counts[1:-1]
+    smallest = table.column("min_abs")[rows] if table.has("min_abs") else np.zeros(len(rows))
+    if table.has("max_abs"):
+        largest = table.column("max_abs")[rows]
+    else:  # the last nonzero bin tells it to a factor of two
+        last = len(counts) - 1 - np.argmax(counts[::-1] > 0, axis=0)
+        largest = np.ldexp(1.0, low + last)
+    return Exponents(low, counts, smallest, largest)
+
+
+def exponent_counts(
+    table: Table, rows: Integers, low: int | None = None, high: int | None = None
+) -> tuple[int, Integers]:
+    """Return the lowest exponent and the counts of some rows; see `dense_counts`."""
+    order = np.argsort(rows, kind="stable")
+    return dense_counts(table.take(rows[order], ["first_bin", "bins"]), order, low, high)
 
 
 def no_such(what: str, wanted: str, available: Sequence[str]) -> str:

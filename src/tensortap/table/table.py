@@ -28,16 +28,14 @@ from tensortap.runs.run_reader import RunReader
 from tensortap.table.columns import (
     ALERT,
     HAS_NUMBER,
+    NONFINITE,
     NONFINITE_COUNTS,
     VALUE,
-    Exponents,
     GrowingArray,
     InternedColumn,
     SeriesIndex,
     alerts_of,
-    dense_counts,
     digest_bits,
-    has_tag,
     is_valid,
     mean_per_step,
     mixed,
@@ -67,7 +65,6 @@ if TYPE_CHECKING:
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
-NONFINITE = "nonfinite"
 _TEXTS = ("name", "kind", "dtype")
 _INTEGERS = {"step": np.int64, "rank": np.int32, "call": np.int64, "seq": np.int64}
 _INDEX = (*_TEXTS, "names", "kinds", "dtypes", "step", "rank")
@@ -201,6 +198,7 @@ class Table:
                 return self._refresh()
             self._source.reader.refresh()
             self._few = None
+            self.version += 1
             return False
 
     def _refresh(self) -> bool:
@@ -220,7 +218,11 @@ class Table:
             if self._parts is not None or is_one:
                 return self
             if self._whole is None:
-                opened = WholeSource(self).open if self._is_read else self._rolled
+                source = self._source
+                is_rolled = not self._is_read and isinstance(source, RunSource)
+                opened = (
+                    (lambda: RolledSource(source, Table)) if is_rolled else WholeSource(self).open
+                )
                 self._whole = Table(opened, parts=self)
             elif self._whole._read_new_rows():
                 self._whole.version += 1
@@ -230,11 +232,6 @@ class Table:
         """Return the row of the parts that each row of whole tensors has its name and rank from."""
         blocks = (block for block in self._source.blocks if isinstance(block, WholeBlock))
         return np.concatenate([block.leaders for block in blocks])
-
-    def _rolled(self) -> RowSource:
-        if not isinstance(self._source, RunSource):
-            raise TypeError("only tables of runs are read when they are first needed")
-        return RolledSource(self._source, Table)
 
     def append(self, records: Iterable[Record]) -> None:
         """Append records that the source does not have; it must not grow any more."""
@@ -282,9 +279,9 @@ class Table:
     # -- columns -------------------------------------------------------------------------
 
     @property
-    def own_statistics(self) -> list[str]:
-        """The numeric columns that the source has."""
-        return self._source.statistics
+    def is_clipped(self) -> bool:
+        """Whether values outside a range of exponents were counted in two columns."""
+        return self._source.clipped
 
     def statistics(self) -> list[str]:
         """Return the numeric columns: ``rm2``, ``max_abs`` …, and ``nonfinite``, a count."""
@@ -434,19 +431,6 @@ class Table:
             return rows[np.argsort(step, kind="stable")]
         return rows[np.lexsort((seq, ranks, step))]
 
-    def newest(self, names: int | None = None) -> tuple[Integers, Integers]:
-        """Return the newest row of every name, kind and rank, by name, and how many each has.
-
-        With `names`, of so many of the first names.
-        """
-        rows = np.flatnonzero(self.name < (len(self.names) if names is None else names))[::-1]
-        kinds, size = len(self.kinds), len(self.names)
-        key = (self.rank[rows].astype(np.int64) * kinds + self.kind[rows]) * size + self.name[rows]
-        _, first, counts = np.unique(key, return_index=True, return_counts=True)
-        found = rows[first]
-        order = np.lexsort((self.rank[found], self.values_at("seq", found), self.name[found]))
-        return found[order], counts[order]
-
     def layers(self, kind: str | None = None) -> list[str]:
         """Return the names of a kind, or all but metrics, in order of first appearance."""
         if not self._is_read:
@@ -514,45 +498,6 @@ class Table:
                 step, words = int(self.step[rows].max()), f"{more:,} more alerts are not shown"
                 found.append(Alert("left_out", "alerts", Kind.VALUE, step, 0, "", words))
             return found
-
-    def without_recomputed(self, rows: Integers) -> Integers:
-        """Return `rows` without those that activation checkpointing computed a second time."""
-        keys = np.stack([self.step[rows], self.rank[rows]])
-        if len(rows) < 2 or np.unique(keys, axis=1).shape[1] == len(rows):
-            return rows
-        return rows[~has_tag(self.take(rows, ["tags"]), "recompute")]
-
-    # -- exponents -----------------------------------------------------------------------
-
-    def exponents(self, rows: Integers) -> Exponents:
-        """Return the exponent counts of some rows: one column of ``counts`` for each."""
-        low, counts = self.exponent_counts(rows)
-        counts = counts[1:-1]
-        smallest = self.column("min_abs")[rows] if self.has("min_abs") else np.zeros(len(rows))
-        if self.has("max_abs"):
-            largest = self.column("max_abs")[rows]
-        else:  # the last nonzero bin tells it to a factor of two
-            last = len(counts) - 1 - np.argmax(counts[::-1] > 0, axis=0)
-            largest = np.ldexp(1.0, low + last)
-        return Exponents(low, counts, smallest, largest)
-
-    def exponent_counts(
-        self, rows: Integers, low: int | None = None, high: int | None = None
-    ) -> tuple[int, Integers]:
-        """Return the lowest exponent and the counts of some rows; see `dense_counts`."""
-        order = np.argsort(rows, kind="stable")
-        bins = take_rows(self._blocks(), rows[order], ["first_bin", "bins"])
-        return dense_counts(bins, order, low, high)
-
-    def outside_range(self, rows: Integers) -> tuple[Integers, Integers]:
-        """Return how many values of each row lie below and above the counted exponents.
-
-        Runs and sessions count all exponents; a LogFrame may be limited to a range.
-        """
-        if not self._source.clipped:
-            return np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
-        taken = self.take(rows, ["below", "above"])
-        return numbers(taken.column("below")), numbers(taken.column("above"))
 
 
 def locked(

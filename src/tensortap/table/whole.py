@@ -25,7 +25,7 @@ from tensortap.runs.arrow import dictionary_array, lists, number_array, numbers,
 from tensortap.runs.rows import STATISTICS
 from tensortap.runs.windows import WindowBlock
 from tensortap.stats.merge import merge_column, merged_from
-from tensortap.table.columns import NONFINITE_COUNTS
+from tensortap.table.columns import NONFINITE, NONFINITE_COUNTS
 from tensortap.table.kinds import KINDS
 from tensortap.table.numbering import codes, first_of
 from tensortap.table.shard_keys import places_of, same_tensor, unequal_groups
@@ -65,7 +65,7 @@ class WholeSource:
 
     def open(self) -> WholeSource:
         """Start over with the rows that there are now."""
-        self.statistics = self._parts.own_statistics
+        self.statistics = [n for n in self._parts.statistics() if n != NONFINITE]
         self.blocks: Sequence[RowBlock] = []
         self.outdated = False
         self._generation = self._parts.generation

@@ -12,7 +12,7 @@ from tensortap.core.record import Kind
 from tensortap.rooms.formats.blocks import BLOCK_FORMATS
 from tensortap.rooms.formats.losses import limits, shares
 from tensortap.rooms.logframe.labels import layer_names, rows_with_statistics, tensor_types
-from tensortap.table.columns import Exponents
+from tensortap.table.columns import Exponents, exponents
 from tensortap.table.kinds import need_pandas, tensor_type
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _matches(keys: Any, name: str | None, kind: Kind | str | None, step: int | s
 
 def _grouped_exponents(table: Table, rows: Integers, group: Integers) -> Exponents:
     """Return the exponents of groups of rows; the rows of a group are adjacent."""
-    low, counts, smallest, largest = table.exponents(rows)
+    low, counts, smallest, largest = exponents(table, rows)
     starts = np.flatnonzero(np.diff(group, prepend=-1))
     if not len(starts):
         return Exponents(low, counts, smallest, largest)

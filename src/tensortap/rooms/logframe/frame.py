@@ -16,6 +16,7 @@ from tensortap.rooms.logframe.labels import (
 )
 from tensortap.rooms.logframe.read import PLACES, has_finfo
 from tensortap.runs.rows import STATISTICS
+from tensortap.table.columns import exponent_counts
 from tensortap.table.frames import COUNTS, choose_rank
 from tensortap.table.kinds import need_pandas
 from tensortap.table.table import Table, table_of
@@ -127,10 +128,10 @@ def _counts(
     bins = {int(n) for own in given.values() for n in own if abs(n) <= 1100}
     if bins:
         if len(given) < len(rows):
-            start, counts = table.exponent_counts(rows, low, high)
+            start, counts = exponent_counts(table, rows, low, high)
             bins |= {start, start + len(counts) - 3}
         low, high = min(bins) if low is None else low, max(bins) if high is None else high
-    start, counts = table.exponent_counts(rows, low, high)
+    start, counts = exponent_counts(table, rows, low, high)
     counts[-1] += infinities
     last = start + len(counts) - 3
     for row, own in given.items():
