@@ -18,7 +18,8 @@ import numpy as np
 
 from tensortap.core.files import CorruptFile, contained, plain, read_small
 from tensortap.runs.arrow import read_groups, row_indices
-from tensortap.runs.tables import NameCounts, check_columns, unreadable, validated
+from tensortap.runs.rows import check_columns, unreadable, validated
+from tensortap.runs.tables import NameCounts
 
 if TYPE_CHECKING:
     import pyarrow as pa

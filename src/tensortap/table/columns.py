@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 VALUE = "value"
 """The statistic of records that are single numbers; the column ``number`` of the run format."""
 
-ALERT = ["name", "step", "call", "seq", "rank", "value"]  # the columns of `alerts_of`
+_ALERT = ["name", "step", "call", "seq", "rank", "value"]  # the columns of `alerts_of`
+_MOST_ALERTS = 10_000  # a small file may hold hundreds of thousands, which nobody reads
 HAS_NUMBER = "has_number"  # 1 where `number` is given, even as NaN
 NONFINITE = "nonfinite"  # the sum of these:
 NONFINITE_COUNTS = ("nans", "posinfs", "neginfs")
@@ -203,11 +204,31 @@ def mean_per_step(step: Integers, rank: Integers, value: Floats) -> tuple[Intege
 
 def alerts_of(cells: pa.Table) -> Iterator[tuple[tuple[int, int, int], Alert]]:
     """Yield the alerts of rows, each with (step, seq, rank)."""
-    columns = [cells.column(name).to_pylist() for name in ALERT]
+    columns = [cells.column(name).to_pylist() for name in _ALERT]
     for name, step, call, seq, rank, data in zip(*columns, strict=True):
         value = decode_value(data)
         record = Record(name, Kind.ALERT, step, call, seq, rank, 1, 0, value=value)
         yield (step, seq, rank), alert_of(record)
+
+
+class StoredAlerts:
+    """The alerts of a table that grows; each is decoded once."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[tuple[int, int, int], Alert]] = []
+        self._rows = 0  # those that were looked at
+
+    def get(self, table: Table, rows: Integers, severity: str) -> list[Alert]:
+        """Return the alerts in some rows, to which more may have come since the last call."""
+        new, self._rows = rows[self._rows :], len(rows)
+        new = new[np.lexsort((table.rank[new], table.values_at("seq", new), table.step[new]))]
+        self._found += alerts_of(table.take(new[: _MOST_ALERTS - len(self._found)], _ALERT))
+        self._found.sort(key=lambda each: each[0])
+        found = [alert for _, alert in self._found if alert.severity == severity]
+        if (more := len(rows) - len(self._found)) and severity == "alert":
+            step, words = int(table.step[rows].max()), f"{more:,} more alerts are not shown"
+            found.append(Alert("left_out", "alerts", Kind.VALUE, step, 0, "", words))
+        return found
 
 
 def dense_counts(

@@ -137,7 +137,7 @@ def same_tensor(parts: Table, rows: Integers) -> Integers:
     The same call of a name may have been recorded twice on a rank: those are two tensors.
     """
     columns: list[NDArray[Any]] = [parts.kind, parts.name, parts.step, parts.dtype]
-    if parts.is_positive("call"):  # it is not copied if every name was called once
+    if (parts.call > 0).any():  # it is not copied if every name was called once
         columns.append(parts.call)
     tensor = codes(*(column[rows] for column in columns))
     of_rank = codes(tensor, parts.rank[rows])

@@ -26,7 +26,6 @@ from tensortap.runs.arrow import numbers, row_indices
 from tensortap.runs.rows import STATISTICS
 from tensortap.runs.run_reader import RunReader
 from tensortap.table.columns import (
-    ALERT,
     HAS_NUMBER,
     NONFINITE,
     NONFINITE_COUNTS,
@@ -34,7 +33,7 @@ from tensortap.table.columns import (
     GrowingArray,
     InternedColumn,
     SeriesIndex,
-    alerts_of,
+    StoredAlerts,
     digest_bits,
     is_valid,
     mean_per_step,
@@ -69,7 +68,6 @@ _TEXTS = ("name", "kind", "dtype")
 _INTEGERS = {"step": np.int64, "rank": np.int32, "call": np.int64, "seq": np.int64}
 _INDEX = (*_TEXTS, "names", "kinds", "dtypes", "step", "rank")
 _NOT_LAYERS = (Kind.METRIC.value, Kind.ALERT.value)
-_MOST_ALERTS = 10_000  # a small file may hold hundreds of thousands, which nobody reads
 _BOUNDED_ROWS = 1_000_000  # from here on the table of a bounded source starts over
 
 
@@ -112,8 +110,7 @@ class Table:
         self._keys, self._contents = ShardKeys(), GrowingArray(np.uint64)
         self._digests = GrowingArray(np.uint64)
         self._index = SeriesIndex()
-        self._alerts: list[tuple[tuple[int, int, int], Alert]] = []
-        self._alert_rows = 0  # those that were looked at
+        self._alerts = StoredAlerts()
 
     def __getattr__(self, name: str) -> Any:
         """Read the index columns when one of them is first needed: until then they are not set."""
@@ -219,10 +216,9 @@ class Table:
                 return self
             if self._whole is None:
                 source = self._source
-                is_rolled = not self._is_read and isinstance(source, RunSource)
-                opened = (
-                    (lambda: RolledSource(source, Table)) if is_rolled else WholeSource(self).open
-                )
+                opened: Callable[[], RowSource] = WholeSource(self).open
+                if not self._is_read and isinstance(source, RunSource):
+                    opened = functools.partial(RolledSource, source, Table)
                 self._whole = Table(opened, parts=self)
             elif self._whole._read_new_rows():
                 self._whole.version += 1
@@ -249,20 +245,16 @@ class Table:
                 self._start()
                 self._source.refresh()
                 start = -1
-        self._append_rows(max(start, 0))
-        self._publish()
-        return len(self) > start
-
-    def _append_rows(self, start: int) -> None:
-        """Read the columns of the index."""
-        count = sum(map(len, self._blocks())) - start
-        for column in (*self._integers.values(), *(text.rows for text in self._texts.values())):
-            column.reserve(count)
-        for chunk in self.read([*self._texts, *self._integers], start):
+        count = sum(map(len, self._blocks())) - max(start, 0)
+        for array in (*self._integers.values(), *(text.rows for text in self._texts.values())):
+            array.reserve(count)
+        for chunk in self.read([*self._texts, *self._integers], max(start, 0)):
             for name, text in self._texts.items():
                 text.extend(chunk.column(name))
             for name, column in self._integers.items():
                 column.extend(numbers(chunk.column(name)))
+        self._publish()
+        return len(self) > start
 
     def shard_keys(self) -> ShardKeys:
         """Return which shards and batches the rows are of."""
@@ -321,10 +313,6 @@ class Table:
                 found = [getattr(each, name) for each in summaries]
                 self._statistic(name).values[rows] = found
 
-    def is_positive(self, name: str) -> bool:
-        """Return whether an index column or a statistic is above 0 in any row."""
-        return bool((self.values_at(name) > 0).any())
-
     def prefetch(self, statistics: Iterable[str]) -> None:
         """Read statistics together: every pass opens the files of all ranks."""
         with self.lock:
@@ -357,8 +345,6 @@ class Table:
         """Return how many values of each of `rows` were NaN or infinite; 0 where unknown."""
         total = np.zeros(len(rows), np.int64)
         for name in NONFINITE_COUNTS if self.has(NONFINITE) else ():
-            if not self.is_positive(name):
-                continue
             counts = self.column(name)[rows]
             bad = np.flatnonzero(counts > 0)  # mostly none
             total[bad] += counts[bad].astype(np.int64)
@@ -488,16 +474,8 @@ class Table:
         if not self._is_read:
             return self.whole().alerts(severity)
         with self.lock:
-            rows = np.flatnonzero(self.kind == self._texts["kind"].code(Kind.ALERT.value))
-            new, self._alert_rows = rows[self._alert_rows :], len(rows)
-            new = new[np.lexsort((self.rank[new], self.values_at("seq", new), self.step[new]))]
-            self._alerts += alerts_of(self.take(new[: _MOST_ALERTS - len(self._alerts)], ALERT))
-            self._alerts.sort(key=lambda each: each[0])
-            found = [alert for _, alert in self._alerts if alert.severity == severity]
-            if (more := len(rows) - len(self._alerts)) and severity == "alert":
-                step, words = int(self.step[rows].max()), f"{more:,} more alerts are not shown"
-                found.append(Alert("left_out", "alerts", Kind.VALUE, step, 0, "", words))
-            return found
+            code = self._texts["kind"].code(Kind.ALERT.value)
+            return self._alerts.get(self, np.flatnonzero(self.kind == code), severity)
 
 
 def locked(

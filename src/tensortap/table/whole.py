@@ -269,7 +269,7 @@ class WholeBlock:
             needed, parts = merged_from(name), self._parts
             parts.prefetch(needed)
             # mostly, no value is NaN or Inf
-            none = {n for n in NONFINITE_COUNTS if n in needed and not parts.is_positive(n)}
+            none = {n for n in NONFINITE_COUNTS if n in needed and not (parts.column(n) > 0).any()}
             given = {each: parts.column(each)[self._members] for each in needed if each not in none}
             given |= dict.fromkeys(none, np.broadcast_to(0.0, len(self._members)))
             self._columns[name] = merge_column(name, given, self._member_starts)

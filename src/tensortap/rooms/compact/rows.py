@@ -16,8 +16,8 @@ import numpy as np
 
 from tensortap.core.files import restrict
 from tensortap.runs.arrow import coded, number_array, numbers, row_indices
-from tensortap.runs.rows import COLUMNS, schema
-from tensortap.runs.tables import NameCounts, add_counts, validated
+from tensortap.runs.rows import COLUMNS, schema, validated
+from tensortap.runs.tables import NameCounts, add_counts
 from tensortap.runs.windows import RECORDS, ROW_GROUP, WHOLE
 from tensortap.table.columns import holds_tensor
 from tensortap.table.numbering import codes, first_of

@@ -207,7 +207,7 @@ def _far_tensors(table: Table, own: _Rows, groups: Sequence[Sequence[int]]) -> I
     known = ~np.isnan(value) | bad
     if own.kind in PARAMETERS:
         known &= ~table.shard_keys().has(SHARD, own.rows)
-    rows, order, value, bad = (c[known] for c in (own.rows, own.order, value, bad))
+    rows, order, value, bad = own.rows[known], own.order[known], value[known], bad[known]
     matrix = compared(table.rank[rows], order, value, bad, groups)
     if not matrix.far.any():
         return
@@ -288,8 +288,8 @@ def _unequal_tensors(table: Table, series: Sequence[_Rows]) -> Iterator[_Unequal
     keys = table.shard_keys()
     wanted = (table.column("count")[rows] > 0) & ~keys.has(PARTIAL, rows)
     rows, order, number = rows[wanted], order[wanted], number[wanted]
-    cell, content = replicas_of(table, rows)
-    size, content = np.bincount(cell)[cell], codes(cell, content.view(np.int64))
+    cell, bits = replicas_of(table, rows)
+    size, content = np.bincount(cell)[cell], codes(cell, bits.view(np.int64))
     is_right, is_shard = 2 * np.bincount(content)[content] > size, keys.has(SHARD, rows)
     tells = is_shard | (order > 1) | (table.column("min")[rows] != table.column("max")[rows])
     alike = np.unique(table.name[rows[(size > 1) & (is_shard | is_right) & tells]])
