@@ -9,7 +9,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pathlib
-import resource
 import shutil
 import sys
 import tempfile
@@ -67,7 +66,10 @@ def _measure(pipe: Any, path: pathlib.Path, question: str) -> None:
     start = time.process_time()
     _answer(tap.open(path), question)()
     seconds = time.process_time() - start
-    pipe.send((seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000))
+    # not `ru_maxrss`, which a process has from the one that started it
+    status = pathlib.Path("/proc/self/status").read_text()
+    memory = int(status.partition("VmHWM:")[2].split()[0]) / 1000
+    pipe.send((seconds, memory))
 
 
 def measured(path: pathlib.Path, question: str) -> tuple[float, float]:
@@ -111,7 +113,7 @@ def compacted(path: pathlib.Path) -> list[Row]:
 def scale() -> list[Row]:
     folder = pathlib.Path(tempfile.mkdtemp(prefix=".bench-", dir=pathlib.Path(__file__).parent))
     try:
-        return compacted(write_run(folder, RANKS, STEPS, NAMES))
+        return compacted(write_run(folder, RANKS, STEPS, NAMES, clean=True))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -457,14 +457,12 @@ class Table:
         """
         if not self._is_read:
             return self.whole().metrics(rank)
-        series = {
-            n: self.series(Kind.METRIC.value, n, rank) for n in self.layers(Kind.METRIC.value)
-        }
+        kind, value = Kind.METRIC.value, self.column(VALUE)
+        series = {name: self.series(kind, name, rank) for name in self.layers(kind)}
         return {
-            name: mean_per_step(self.step[rows], self.rank[rows], self.column(VALUE)[rows])
-            for name, rows in series.items()
-            if len(rows)
-        }
+            name: mean_per_step(self.step[rows], self.rank[rows], value[rows])
+            for name, rows in series.items() if len(rows)
+        }  # fmt: skip
 
     def alerts(self, severity: str = "alert") -> list[Alert]:
         """Return the alerts, or the hints, in order of capture.
