@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pandas as pd
@@ -109,7 +109,7 @@ def cluster(workers, folder):
         yield started, client
 
 
-class Slow:
+class Slow(Executor):
     """An executor whose windows take a second, when they are half written."""
 
     def __init__(self, executor):

@@ -183,9 +183,9 @@ def test_reads_only_the_columns_that_are_needed(run_path, monkeypatch):
     calls = []
     read = RunSource.read_part
 
-    def noted(self, rank, part, columns, rows):
+    def noted(self, rank, part, columns):
         calls.append(columns)
-        return read(self, rank, part, columns, rows)
+        return read(self, rank, part, columns)
 
     monkeypatch.setattr(RunSource, "read_part", noted)
     table = table_of(run_path)

@@ -180,10 +180,7 @@ class Table:
     def values_at(self, name: str, rows: Integers | None = None) -> NDArray[Any]:
         """Return an index column or a statistic of some rows, or of all."""
         with self.lock:
-            if name in self._integers:
-                column = self._integers[name]
-            else:
-                column = self._statistic(name)
+            column = self._integers.get(name) or self._statistic(name)
             return column.values[: len(self)] if rows is None else column.values[rows]
 
     def refresh(self) -> bool:
@@ -457,10 +454,10 @@ class Table:
         """
         if not self._is_read:
             return self.whole().metrics(rank)
-        kind, value = Kind.METRIC.value, self.column(VALUE)
+        kind = Kind.METRIC.value
         series = {name: self.series(kind, name, rank) for name in self.layers(kind)}
         return {
-            name: mean_per_step(self.step[rows], self.rank[rows], value[rows])
+            name: mean_per_step(self.step[rows], self.rank[rows], self.column(VALUE)[rows])
             for name, rows in series.items() if len(rows)
         }  # fmt: skip
 
