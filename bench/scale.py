@@ -9,7 +9,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pathlib
-import resource
 import shutil
 import sys
 import tempfile
@@ -32,6 +31,7 @@ def _answer(run: Any, question: str) -> Callable[[], object]:
     """Return what asks a question about a run."""
     from tensortap.rooms.figures.figures.heatmap import heatmap_figure
     from tensortap.rooms.ranks.ranks import over_steps
+    from tensortap.table.columns import exponents
 
     table = run.table()
     kind = "Activation"
@@ -45,7 +45,7 @@ def _answer(run: Any, question: str) -> Callable[[], object]:
     if question == "one tensor":
         return lambda: over_steps(table, kind, table.layers(kind)[0], "rm2")
     if question == "exponents":
-        return lambda: table.whole().exponents(table.whole().rows(kind=kind, step=400))
+        return lambda: exponents(table.whole(), table.whole().rows(kind=kind, step=400))
     asked = {"metrics": run.metrics, "replicas": run.ranks, "stats": run.stats, "names": run.names}
     return asked[question]
 
@@ -66,7 +66,10 @@ def _measure(pipe: Any, path: pathlib.Path, question: str) -> None:
     start = time.process_time()
     _answer(tap.open(path), question)()
     seconds = time.process_time() - start
-    pipe.send((seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000))
+    # not `ru_maxrss`, which a process has from the one that started it
+    status = pathlib.Path("/proc/self/status").read_text()
+    memory = int(status.partition("VmHWM:")[2].split()[0]) / 1000
+    pipe.send((seconds, memory))
 
 
 def measured(path: pathlib.Path, question: str) -> tuple[float, float]:
@@ -110,7 +113,7 @@ def compacted(path: pathlib.Path) -> list[Row]:
 def scale() -> list[Row]:
     folder = pathlib.Path(tempfile.mkdtemp(prefix=".bench-", dir=pathlib.Path(__file__).parent))
     try:
-        return compacted(write_run(folder, RANKS, STEPS, NAMES))
+        return compacted(write_run(folder, RANKS, STEPS, NAMES, clean=True))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -26,6 +26,7 @@ from tensortap.runs import windows
 from tensortap.runs.folders import end_run, make_run
 from tensortap.runs.sink import StoreSink
 from tensortap.stats import summarize_array
+from tensortap.table.columns import exponents
 
 KEY = ["name", "kind", "step", "call", "rank"]
 
@@ -101,7 +102,7 @@ def said(path):
     for kind, name in (("Activation", "a"), ("Weight", "z.weight"), ("Weight", "z.bias")):
         rows = whole.series(kind, name)
         shapes = whole.take(rows, ["shape"]).column(0).to_pylist()
-        counts = whole.exponents(rows).counts.tolist()
+        counts = exponents(whole, rows).counts.tolist()
         series.append((whole.step[rows].tolist(), counts, shapes))
     kinds = ("Activation", "Weight", "Metric", None)
     frames = [frame(tap.open(path).stats(rank=rank)) for rank in (None, "all", 2)]
@@ -140,7 +141,7 @@ def test_windows_say_what_parts_say(run, plain):
     ]
     check_same(run, plain)
     table = tap.open(run).table()
-    assert len(table.near("Weight", "z.bias")) < len(table.whole())
+    assert len(table.near([("Weight", "z.bias")])) < len(table.whole())
     assert not table._is_read  # neither has loaded all rows
     assert tap.open(run).compact() == 0
 

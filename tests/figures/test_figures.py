@@ -33,6 +33,7 @@ from tensortap.rooms.figures.figures.theme import (
 from tensortap.rooms.figures.figures.training import sparkline, training_figure
 from tensortap.rooms.formats.losses import limits, shares
 from tensortap.stats import summarize_array
+from tensortap.table.columns import exponents
 from tensortap.table.table import table_of
 from tensortap.values.snapshot import borrow
 from tests.figures.conftest import HOSTILE, LAYERS, training, values
@@ -332,7 +333,7 @@ def test_bars_and_shares_are_exact(table):
     assert held == summary.exponents
     assert sum(bars["y"]) == pytest.approx(100)
     row = table.rows(kind=ACTIVATION, names=[LAYERS[1]], step=3)
-    expected = shares(table.exponents(row), limits("float8_e4m3fn"))
+    expected = shares(exponents(table, row), limits("float8_e4m3fn"))
     facts = figure["layout"]["annotations"][1]["text"]
     assert f"{share(expected['subnormal'][0])} subnormal" in facts
     assert share(expected["underflow"][0]).removesuffix(" %") in facts

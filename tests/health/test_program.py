@@ -17,7 +17,6 @@ import torch
 import tensortap as tap
 from tensortap.core.record import Kind
 from tests.commands import type_in
-from tests.forks import Starter
 from tests.processes import wait_for
 
 TRAIN = """

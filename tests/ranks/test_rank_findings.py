@@ -11,6 +11,7 @@ from tensortap import alerts
 from tensortap.alerts import Alert, record_of
 from tensortap.core.record import Kind, Record, Shard
 from tensortap.rooms.ranks import findings as ranks
+from tensortap.rooms.ranks import suspects
 from tensortap.rooms.ranks.findings import GrowingFindings, rank_findings
 from tensortap.rooms.track.shard_digest import shard_digest
 from tensortap.stats import summarize_array
@@ -157,7 +158,8 @@ def test_chunks_of_a_large_run_are_compared_one_by_one(monkeypatch):
     records = [*weights(add_one([2], 3)), *job(size=lambda rank, *_: 5.0 if rank == 6 else 1.0)]
     expected = found(records)
     assert [each.rule for each in expected] == ["outlier", "replicas"]
-    monkeypatch.setattr(ranks, "_CHUNK", 20)
+    monkeypatch.setattr(suspects, "_CHUNK", 20)
+    monkeypatch.setattr(ranks, "_TOGETHER", 20)
     assert found(records) == expected
 
 

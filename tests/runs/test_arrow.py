@@ -73,7 +73,8 @@ assert len(run.get_all("big")) == 3
 assert [r.step for r in run.follow()] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 assert run.missing() == []
 table = run.table()
-table.exponents(table.rows(kind="Value")), table.column("rm2"), table.alerts()
+from tensortap.table.columns import exponents
+exponents(table, table.rows(kind="Value")), table.column("rm2"), table.alerts()
 assert "pandas" not in sys.modules
 assert "plotly" not in sys.modules
 """

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tensortap.core.errors import TensortapError
-from tensortap.runs.payloads import TensorReader
+from tensortap.rooms.dump.files import tensors_in
 from tensortap.runs.run_reader import RunReader
 from tensortap.values import rebuild
 from tests.processes import wait_for
@@ -168,7 +168,7 @@ def test_truncation_at_every_byte(small_runs, tmp_path, state, file, request, re
 def read(run: Path, path: Path) -> dict:
     """Return the number in each value of a run; of a payload file, in each tensor."""
     if path.suffix == ".safetensors":
-        found = TensorReader(path).tensors().items()
+        found = tensors_in(path).items()
     else:
         reader = RunReader(run)
         heads = reader.new_records()

@@ -14,6 +14,8 @@ from tensortap.api import session as live
 from tensortap.core.errors import NotFound
 from tensortap.core.history import History
 from tensortap.core.record import Kind
+from tensortap.rooms.figures.figures.exponents import _without_recomputed, outside_range
+from tensortap.table.columns import exponents
 from tensortap.table.sources import RunSource
 from tensortap.table.table import Table, table_of
 from tests.figures.conftest import LAYERS, STEPS, RunWriter, training
@@ -37,7 +39,7 @@ def checked(table, records):
                 for statistic in ("rm2", "max_abs", "min", "zeros", "nans"):
                     expected = getattr(record.stats, statistic)
                     np.testing.assert_equal(table.column(statistic)[row], expected)
-                found = table.exponents(np.array([row]))
+                found = exponents(table, np.array([row]))
                 bins = {found.low + i: n for i, n in enumerate(found.counts[:, 0].tolist()) if n}
                 assert bins == record.stats.exponents
                 assert table.dtypes[table.dtype[row]] == "float32"
@@ -160,9 +162,9 @@ def test_reports_values_outside_the_range_of_a_logframe(run_path):
     whole = table_of(run_path)
     for layer, step in (("embed", 11), ("output", 0), ("output", 8)):
         rows = narrow.rows(kind="Activation", names=[layer], step=step)
-        below, above = narrow.outside_range(rows)
-        counts = whole.exponents(whole.rows(kind="Activation", names=[layer], step=step)).counts
-        assert narrow.exponents(rows).counts.sum() + below + above == counts.sum()
+        below, above = outside_range(narrow, rows)
+        counts = exponents(whole, whole.rows(kind="Activation", names=[layer], step=step)).counts
+        assert exponents(narrow, rows).counts.sum() + below + above == counts.sum()
         figure = exponents_figure(narrow, name=layer, kind="Activation", step=step)
         note = figure["layout"]["annotations"][1]["text"]
         assert ("below the counted range" in note) == bool(below[0])
@@ -181,9 +183,9 @@ def test_reads_only_the_columns_that_are_needed(run_path, monkeypatch):
     calls = []
     read = RunSource.read_part
 
-    def noted(self, rank, part, columns, rows):
+    def noted(self, rank, part, columns):
         calls.append(columns)
-        return read(self, rank, part, columns, rows)
+        return read(self, rank, part, columns)
 
     monkeypatch.setattr(RunSource, "read_part", noted)
     table = table_of(run_path)
@@ -215,7 +217,7 @@ def test_leaves_out_recomputed_rows(writer):
         table = table_of(source)
         rows = table.series("Activation", "embed")
         assert len(rows) == 2
-        assert table.call[table.without_recomputed(rows)].tolist() == [0]
+        assert table.call[_without_recomputed(table, rows)].tolist() == [0]
 
 
 def test_keeps_rows_that_a_history_evicted():
@@ -234,7 +236,7 @@ def test_empty_run(writer):
     assert len(table) == 0
     assert (table.tensor_kinds(), table.layers(), table.alerts()) == ([], [], [])
     assert table.column("rm2").shape == (0,)
-    assert table.exponents(np.empty(0, np.int64)).counts.shape[1] == 0
+    assert exponents(table, np.empty(0, np.int64)).counts.shape[1] == 0
 
 
 def test_table_of_a_table_is_the_same_object(table):
@@ -255,9 +257,9 @@ def test_unknown_statistic(table):
 
 def test_exponents_of_rows_in_any_order(table):
     rows = table.rows(kind="Gradient", names=["output", "embed"])[::-1]
-    one = table.exponents(rows)
+    one = exponents(table, rows)
     for place in (0, 5, len(rows) - 1):
-        alone = table.exponents(rows[place : place + 1])
+        alone = exponents(table, rows[place : place + 1])
         width = len(alone.counts)
         start = alone.low - one.low
         assert (one.counts[start : start + width, place] == alone.counts[:, 0]).all()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from tensortap import values as frameworks
 from tensortap.api.lookup import Values
@@ -113,7 +114,7 @@ class Run(Values):
         """Return every name, or the first ones, with its latest record as one line."""
         table = self.table()
         with table.lock:
-            newest, counts = table.newest(limit)
+            newest, counts = _newest(table, limit)
             heads = records_of(table.take(newest, HEAD_COLUMNS))
         rows = []
         for head, count in zip(heads, counts.tolist(), strict=True):
@@ -269,6 +270,17 @@ class Run(Values):
         from tensortap.table.table import table_of
 
         return complete_table(self.reader) if compute else table_of(self.reader)
+
+
+def _newest(table: Table, names: int | None) -> tuple[Any, Any]:
+    """Return the newest row of every name, kind and rank, by name, and how many each has."""
+    rows = np.flatnonzero(table.name < (len(table.names) if names is None else names))[::-1]
+    kinds, size = len(table.kinds), len(table.names)
+    key = (table.rank[rows].astype(np.int64) * kinds + table.kind[rows]) * size + table.name[rows]
+    _, first, counts = np.unique(key, return_index=True, return_counts=True)
+    found = rows[first]
+    order = np.lexsort((table.rank[found], table.values_at("seq", found), table.name[found]))
+    return found[order], counts[order]
 
 
 class AlertList(list["Alert"]):

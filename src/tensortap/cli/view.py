@@ -13,7 +13,7 @@ from tensortap.cli.terminal import json_option, print_json, wait_for_interrupt
 
 def view(
     what: list[str] = typer.Argument(
-        None, help="Runs, folders of runs, live sessions as host:port. Default: the folder runs."
+        None, help="Runs, their URLs, folders of runs, live sessions as host:port. Default: runs."
     ),
     host: str = typer.Option("127.0.0.1", help="Address to listen on. Warns beyond this machine."),
     port: int | None = typer.Option(None, help="Default: 2876, or the next free port."),

@@ -25,18 +25,15 @@ from tensortap.live.answers import Overview, TensorStepsList
 from tensortap.live.reader import open_live
 from tensortap.live.server import Server
 from tensortap.runs import layout
-from tensortap.runs.arrow import numbers
 from tensortap.runs.reader import Reader
-from tensortap.runs.rows import HEAD_COLUMNS, NO_VALUE, records_of
-from tensortap.runs.run_reader import RunReader
-from tensortap.table.columns import has_tag
+from tensortap.runs.rows import HEAD_COLUMNS, records_of
+from tensortap.runs.run_reader import RunReader, is_url
+from tensortap.runs.windows import Window
+from tensortap.table.columns import HOLDERS, holds_tensor
 from tensortap.table.frames import summarized
 from tensortap.table.table import Table, table_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from numpy.typing import NDArray
-
     from tensortap.alerts import Alert
 
 _MAX_OPEN = 8  # entries that stay open
@@ -50,10 +47,12 @@ class RunEntry:
 
     what = "run"
 
-    def __init__(self, path: Path) -> None:
-        self.id = path.name
+    def __init__(self, path: Path, remote: RunReader | None = None) -> None:
+        """`remote` reads a run on object storage, of which `path` has the files that are needed."""
+        self.where = str(path) if remote is None else remote.where
+        self.id = self.where.rstrip("/").rpartition("/")[2]
         self.path = path
-        self.where = str(path)
+        self._remote = remote
         self.version = 0
         self._signature: Signature = ()
         self._shown_state = ""
@@ -121,7 +120,7 @@ class RunEntry:
         with self._lock:
             if self._reader is None:
                 self._signature = signature_of(self.path)
-                self._reader = RunReader(self.path)
+                self._reader = self._remote or RunReader(self.path)
                 self._shown_state = self.state
                 self.version += 1
             return self._reader
@@ -135,7 +134,7 @@ class RunEntry:
     def complete(self) -> None:
         """Compute the statistics of caught tensors, of which only values are recorded."""
         with self._slow:
-            table, reader = self.table(), self.reader()
+            table, reader = self.table().index(), self.reader()
             with table.lock:
                 generation, start = self._completed
                 start = start if generation == table.generation else 0  # it started over
@@ -159,7 +158,8 @@ class RunEntry:
 
     def peek(self) -> Table:
         """Return the table; of a run that is not open, one that is forgotten after use."""
-        return table_of(RunReader(self.path)) if self._reader is None else self.table()
+        is_closed = self._reader is None and self._remote is None
+        return table_of(RunReader(self.path)) if is_closed else self.table()
 
     def alerts(self) -> list[Alert]:
         """Return the alerts that training raised, and those that rooms find, by step."""
@@ -172,14 +172,19 @@ class RunEntry:
     def tensor_steps(self) -> StepsOfTensors:
         """Return which tensors were kept whole: name and kind → steps. Reads a row only once."""
         with self._slow:
-            table = self.table()
-            known, found, examined = self._kept or (table, {}, 0)
+            windows, table = self.table().compacted() or ((), self.table())
+            known, found, examined = self._kept or (None, {}, 0)
             if known is not table:
                 found, examined = {}, 0
+                for window in windows:
+                    _note_kept(window, found)
             with table.lock:
-                chunks = table.read(["value", "payloads", "tags"], examined)
+                chunks = table.read(HOLDERS, examined)
             for cells in chunks:  # without the lock: rows that have been reported do not change
-                for row in (examined + _tensor_rows(table, examined, cells)).tolist():
+                dtype = table.dtype[examined : examined + cells.num_rows]
+                has_dtype = np.array([bool(each) for each in table.dtypes], np.bool_)[dtype]
+                rows = examined + np.flatnonzero(holds_tensor(cells, has_dtype))
+                for row in rows.tolist():
                     name, kind = table.names[table.name[row]], table.kinds[table.kind[row]]
                     if kind != Kind.ALERT.value:
                         found.setdefault((name, kind), set()).add(int(table.step[row]))
@@ -208,15 +213,13 @@ class RunEntry:
             return True
 
 
-def _tensor_rows(table: Table, start: int, cells: pa.Table) -> NDArray[np.intp]:
-    """Return which of these rows hold a whole tensor, not only its statistics."""
-    import pyarrow.compute as pc
-
-    dtype = table.dtype[start : start + cells.num_rows]
-    has_value = numbers(pc.binary_length(cells.column("value"))) > len(NO_VALUE)
-    has_payload = numbers(pc.list_value_length(cells.column("payloads"))) > 0
-    has_dtype = np.array([bool(dtype) for dtype in table.dtypes], np.bool_)[dtype]
-    return np.flatnonzero((has_value & has_dtype) | has_payload | has_tag(cells, "file"))
+def _note_kept(window: Window, found: StepsOfTensors) -> None:
+    """Note the tensors of a window that a rank kept whole."""
+    for group in window.whole.groups():
+        cells = window.whole.read(group, ["name", "kind", "step", "kept"])
+        for row in cells.filter(cells.column("kept")).to_pylist():
+            if row["kind"] != Kind.ALERT.value:
+                found.setdefault((row["name"], row["kind"]), set()).add(row["step"])
 
 
 def signature_of(run: Path) -> Signature:
@@ -344,7 +347,7 @@ class Catalog:
         self._lock = threading.RLock()
 
     def add(self, what: Any) -> str:
-        """Add a run, a folder of runs, ``host:port``, or a server, reader or run object.
+        """Add a run, its URL, a folder of runs, ``host:port``, or a server, reader or run object.
 
         Returns the id of the entry; for a folder that of its newest run, or "".
         """
@@ -359,6 +362,9 @@ class Catalog:
             raise TypeError(
                 f"run must be a run, a folder of runs or a live session, got {what!r:.80}"
             )
+        if is_url(what):
+            remote = RunReader(what)
+            return self._add_entry(RunEntry(remote.path, remote))
         if isinstance(what, Path) or Path(what).exists() or "/" in what:
             return self._add_path(Path(what))
         if ":" not in what and "." not in what and what != "localhost":

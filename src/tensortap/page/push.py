@@ -198,7 +198,7 @@ def _table_news(entry: CatalogEntry, table: Table, subscriber: Subscriber) -> di
     if len(steps):
         subscriber.step = int(steps[-1])
     subscriber.version = entry.version
-    news = {**describe_entry(entry), "names": len(table.names), "records": len(table)}
+    news = {**describe_entry(entry), "names": len(table.index().names), "records": table.records()}
     return {**news, "reset": reset, "steps": [] if reset else new, "training": points}
 
 

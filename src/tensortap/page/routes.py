@@ -48,16 +48,16 @@ def run(request: PageRequest) -> dict[str, Any]:
     entry = request.entry
     table = entry.table()
     with table.lock:
-        kinds = table.tensor_kinds()
-        kinds += [each for each in (Kind.HEALTH.value, Kind.OP.value) if each in table.kinds]
+        index, kinds = table.index(), table.tensor_kinds()
+        kinds += [each for each in (Kind.HEALTH.value, Kind.OP.value) if each in index.kinds]
         kinds_of: dict[str, list[int]] = {}
         for number, kind in enumerate(kinds):
             for name in table.layers(kind):
                 kinds_of.setdefault(name, []).append(number)
-        names = [name for name in table.names if name in kinds_of]
+        names = [name for name in index.names if name in kinds_of]
         return {
             **describe_entry(entry),
-            "records": len(table),
+            "records": table.records(),
             "kinds": kinds,
             "names": names,
             "name_kinds": [kinds_of[name] for name in names],
@@ -171,7 +171,7 @@ def receipt(request: PageRequest) -> dict[str, Any]:
     """Return what capturing cost, what was dropped, and how fast records came."""
     entry = request.entry
     if not isinstance(entry, SessionEntry):
-        return _receipt_of_run(entry.reader())
+        return _receipt_of_run(entry.reader(), entry.table())
     overview = entry.overview()
     return {
         "live": True,
@@ -187,19 +187,18 @@ def receipt(request: PageRequest) -> dict[str, Any]:
     }
 
 
-def _receipt_of_run(reader: RunReader) -> dict[str, Any]:
-    table = reader.table(["time_ns", "step", "missing"])
-    times, steps = (pc.min_max(table.column(name)).as_py() for name in ("time_ns", "step"))
-    is_empty = not table.num_rows
-    dropped = reader.missing() if pc.any(table.column("missing")).as_py() else []
+def _receipt_of_run(reader: RunReader, table: Table) -> dict[str, Any]:
+    steps, dropped = table.steps(), reader.missing()
+    columns = [cells.column(0) for cells in table.index().read(["time_ns"])]
+    times = [time for each in columns for time in pc.min_max(each).as_py().values()]
     return {
         "live": False,
-        "records": table.num_rows - len(dropped),
+        "records": table.records(),
         "ranks": len(reader.ranks),
         "world_size": reader.info.world_size,
         "nbytes": {part: _folder_size(reader.path / part) for part in ("records", "tensors")},
-        "seconds": 0.0 if is_empty else (times["max"] - times["min"]) / 1e9,
-        "steps": 0 if is_empty else steps["max"] - steps["min"] + 1,
+        "seconds": (max(times) - min(times)) / 1e9 if times else 0.0,
+        "steps": int(steps[-1] - steps[0]) + 1 if len(steps) else 0,
         "dropped": len(dropped),
         "dropped_names": collections.Counter(name for name, _, _ in dropped).most_common(50),
         "truncated": sum(reader.truncated.values()),

@@ -17,7 +17,6 @@ from typing import Any
 from tensortap.core.dtypes import DTYPES, tensor_nbytes
 from tensortap.core.files import CorruptFile, contained, file_mode, open_regular, plain
 from tensortap.core.limits import format_size
-from tensortap.core.record import TensorData
 
 _LENGTH = 8  # bytes of the header's length
 # Bytes reserved for the header: enough for some hundred tensors, and tensors begin at a multiple of
@@ -26,11 +25,11 @@ _HEADER = (64 << 10) - _LENGTH
 _LARGEST_HEADER = 16 << 20  # bytes: a hundred thousand tensors; in memory up to 25 times as much
 _OPEN_FILES = 64
 
-_DTYPES = {row.safetensors: row.name for row in DTYPES.values() if row.safetensors}
+DTYPE_NAMES = {row.safetensors: row.name for row in DTYPES.values() if row.safetensors}
 
 # Dtypes that safetensors lacks are stored as bytes, with their name in the row of the table. So is
 # F8_E8M0, which older releases of safetensors cannot read.
-_NAMES = {name: spelling for spelling, name in _DTYPES.items() if spelling != "F8_E8M0"}
+_NAMES = {name: spelling for spelling, name in DTYPE_NAMES.items() if spelling != "F8_E8M0"}
 
 
 def has_nbytes(dtype: str, shape: Sequence[int], nbytes: int) -> bool:
@@ -191,12 +190,12 @@ class TensorReader:
             raise CorruptFile(f"{path} is not a safetensors file: its header is not an object")
         self.path = path
         self._start = _LENGTH + length
-        self._entries = entries
+        self.entries = entries
 
     def payload(self, key: str) -> FilePayload:
         """Return the bytes of a tensor, as they are in the file."""
         try:
-            begin, end = self._entries[key]["data_offsets"]
+            begin, end = self.entries[key]["data_offsets"]
             if not (isinstance(begin, int) and isinstance(end, int)):
                 raise TypeError
         except (KeyError, TypeError, ValueError):
@@ -204,27 +203,6 @@ class TensorReader:
         if not 0 <= begin <= end <= self._size - self._start:
             raise CorruptFile(f"{self.path} is truncated: {plain(repr(key))} is incomplete")
         return FilePayload(self, self._start + begin, end - begin)
-
-    def tensors(self) -> dict[str, TensorData]:
-        """Return all tensors of the file, without padding; their bytes are read on demand."""
-        found = {}
-        for key, entry in self._entries.items():
-            if key == "__metadata__" or key.startswith("__pad_"):
-                continue
-            data = self.payload(key)
-            name, shape = entry.get("dtype"), entry.get("shape")
-            dtype = _DTYPES.get(name) if isinstance(name, str) else None
-            if dtype is None:
-                raise CorruptFile(
-                    f"{self.path}: {key!r} has the unknown dtype {plain(str(name), 40)}"
-                )
-            if not isinstance(shape, list) or not has_nbytes(dtype, shape, data.nbytes):
-                raise CorruptFile(
-                    f"{self.path}: {key!r} is a {dtype} of shape {str(shape)[:80]}, "
-                    f"but has {data.nbytes} bytes"
-                )
-            found[key] = TensorData("numpy", dtype, tuple(shape), data)
-        return found
 
 
 class PayloadFiles:

@@ -6,6 +6,7 @@ import functools
 import json
 import struct
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +15,7 @@ import numpy as np
 from tensortap.core.files import CorruptFile, plain
 from tensortap.core.record import Kind, Record, Shard, Summary, TensorData, Value
 from tensortap.core.values import map_leaves
-from tensortap.runs.arrow import column
+from tensortap.runs.arrow import column, numbers
 from tensortap.runs.layout import VERSION
 from tensortap.runs.payloads import has_nbytes
 from tensortap.stats.columns import RecordColumns, SummaryColumns
@@ -41,6 +42,9 @@ DICT_PREFIX = b"\x92\xa1m"
 """The first bytes of the value cell of a dict."""
 
 Row = tuple[Any, ...]
+_REQUIRED = (*COLUMNS[:8], "missing")
+_KINDS = frozenset(kind.value for kind in Kind)
+_EXPONENTS = 1 << 15  # longdouble has 16,445 below 0
 _HEADS = 64  # sets of columns whose repeated cells are kept
 _NO_SUMMARY = (None,) * len(_SUMMARY)
 _encode = msgspec.msgpack.Encoder().encode
@@ -291,3 +295,46 @@ def decode_value(data: bytes | None, payloads: Sequence[memoryview] = ()) -> Val
             raise CorruptFile(f"a {plain(leaf.dtype)} tensor of shape {shape} has {nbytes} bytes")
 
     return map_leaves(fill, value)
+
+
+# -- checks of tables that somebody else may have written ------------------------------------
+
+
+def unreadable() -> tuple[type[Exception], ...]:
+    """Return the errors that pyarrow raises for damaged files."""
+    import pyarrow as pa
+
+    return (pa.ArrowException, EOFError, OSError, ValueError, TypeError, MemoryError)
+
+
+def check_columns(path: Path, found: pa.Schema) -> None:
+    """Raise CorruptFile unless a table has the columns of the format."""
+    if found.equals(schema()):
+        return
+    for field in schema():
+        if found.get_field_index(field.name) < 0 or found.field(field.name).type != field.type:
+            raise CorruptFile(f"{path} is not a table of a run: its column {field.name} is missing")
+
+
+def validated(rows: Any, rank: int | None) -> Any:
+    """Return rows after checking each of their bytes: Arrow trusts offsets and would crash.
+
+    With a `rank`, all of them must be of it.
+    """
+    import pyarrow.compute as pc
+
+    rows.validate(full=True)
+    names = rows.schema.names
+    for name in _REQUIRED:
+        if name in names and rows.column(name).null_count:
+            raise ValueError(f"the column {name} has empty cells")
+    if rank is not None and "rank" in names and (numbers(rows.column("rank")) != rank).any():
+        raise ValueError(f"it has rows of other ranks than {rank}")
+    if "kind" in names and not _KINDS.issuperset(rows.column("kind").unique().to_pylist()):
+        raise ValueError("it has records of unknown kinds")
+    if "first_bin" in names and "bins" in names:
+        first = np.nan_to_num(numbers(rows.column("first_bin")))
+        last = first + np.nan_to_num(numbers(pc.list_value_length(rows.column("bins"))))
+        if (first < -_EXPONENTS).any() or (last > _EXPONENTS).any():
+            raise ValueError("it counts exponents that no number has")
+    return rows

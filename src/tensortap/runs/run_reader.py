@@ -45,7 +45,6 @@ class RunReader:
         self.lock = threading.RLock()  # hold it to read several things that must be consistent
         self._payloads = PayloadFiles(self.path, self._mirror.fetch if self._mirror else None)
         self._cache: dict[tuple[int, Unit, tuple[str, ...]], pa.Table] = {}
-        self._places: dict[tuple[int, int], tuple[Unit, int]] = {}  # rank, seq → row group, row
         self._window_names: list[str] = []
         self._windows: tuple[Window, ...] = ()
         self._last_seq: dict[int, int] = {}  # rank → newest record that `new_records` returned
@@ -191,11 +190,7 @@ class RunReader:
         rows = pc.indices_nonzero(pc.and_(matches(keys), pc.invert(keys.column("missing"))))
         if not len(rows):
             return []
-        records = records_of(self._columns(tables, unit, HEAD_COLUMNS).take(rows))
-        if unit != TAIL:  # its rows get other numbers when it is sealed
-            for row, record in zip(rows.to_pylist(), records, strict=True):
-                self._places[record.rank, record.seq] = unit, row
-        return records
+        return records_of(self._columns(tables, unit, HEAD_COLUMNS).take(rows))
 
     def _columns(self, tables: RankTables, unit: Unit, columns: list[str]) -> pa.Table:
         """Return columns of a row group, from the cache of those used last."""
@@ -215,20 +210,12 @@ class RunReader:
     def load(self, record: Record) -> Record:
         with self.lock:
             tables = self.by_rank[record.rank]
-            unit, row = self._places.get((record.rank, record.seq)) or self._find(tables, record)
-            cells = self._columns(tables, unit, _CELLS)
-            data, payloads = (cells.column(name)[row].as_py() for name in _CELLS[1:])
-            return msgspec.structs.replace(record, value=self.value_of(data, payloads))
-
-    def _find(self, tables: RankTables, record: Record) -> tuple[Unit, int]:
-        """Return the row group of a record, and its row."""
-        import pyarrow.compute as pc
-
-        for unit in tables.units(record.name, record.step):
-            cells = self._columns(tables, unit, _CELLS)
-            rows = pc.indices_nonzero(_compare(cells, "seq", record.seq))
-            if len(rows):
-                return unit, rows[0].as_py()
+            for unit in tables.units(record.name, record.step):
+                cells = self._columns(tables, unit, _CELLS)
+                rows = cells.filter(_compare(cells, "seq", record.seq)).to_pylist()
+                if rows:
+                    value = self.value_of(rows[0]["value"], rows[0]["payloads"])
+                    return msgspec.structs.replace(record, value=value)
         raise CorruptFile(f"{record.name!r} at step {record.step} is no longer in the run")
 
     def value_of(self, data: bytes | None, payloads: list[dict[str, str]] | None) -> Value:

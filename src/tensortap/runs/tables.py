@@ -28,11 +28,10 @@ from tensortap.core.files import (
     plain,
     restrict,
 )
-from tensortap.core.record import Kind
 from tensortap.runs import layout
-from tensortap.runs.arrow import coded, numbers, read_groups, row_indices
+from tensortap.runs.arrow import coded, read_groups, row_indices
 from tensortap.runs.payloads import sync_folder, write_all
-from tensortap.runs.rows import COLUMNS, METADATA_KEY, schema
+from tensortap.runs.rows import METADATA_KEY, check_columns, schema, unreadable, validated
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,9 +44,6 @@ Unit = tuple[int, int]
 TAIL: Unit = (-1, 0)
 NameCounts = dict[str, dict[str, int]]
 """Name → kind → number of records."""
-_REQUIRED = (*COLUMNS[:8], "missing")
-_KINDS = frozenset(kind.value for kind in Kind)
-_EXPONENTS = 1 << 15  # longdouble has 16,445 below 0
 _ANY_STEP = (-(1 << 63), 1 << 63)
 _WORDS = ("name", "kind", "dtype")  # columns with few distinct strings
 
@@ -441,49 +437,6 @@ def _read_part_file(path: Path, rank: int) -> PartFile:
     if footer.num_rows != contents.rows:
         raise CorruptFile(f"{path} has {footer.num_rows} rows, not {contents.rows} as it says")
     return PartFile(path, rank, contents, footer, steps)
-
-
-# -- checks of tables that somebody else may have written ------------------------------------
-
-
-def unreadable() -> tuple[type[Exception], ...]:
-    """Return the errors that pyarrow raises for damaged files."""
-    import pyarrow as pa
-
-    return (pa.ArrowException, EOFError, OSError, ValueError, TypeError, MemoryError)
-
-
-def check_columns(path: Path, found: pa.Schema) -> None:
-    """Raise CorruptFile unless a table has the columns of the format."""
-    if found.equals(schema()):
-        return
-    for field in schema():
-        if found.get_field_index(field.name) < 0 or found.field(field.name).type != field.type:
-            raise CorruptFile(f"{path} is not a table of a run: its column {field.name} is missing")
-
-
-def validated(rows: Any, rank: int | None) -> Any:
-    """Return rows after checking each of their bytes: Arrow trusts offsets and would crash.
-
-    With a `rank`, all of them must be of it.
-    """
-    import pyarrow.compute as pc
-
-    rows.validate(full=True)
-    names = rows.schema.names
-    for name in _REQUIRED:
-        if name in names and rows.column(name).null_count:
-            raise ValueError(f"the column {name} has empty cells")
-    if rank is not None and "rank" in names and (numbers(rows.column("rank")) != rank).any():
-        raise ValueError(f"it has rows of other ranks than {rank}")
-    if "kind" in names and not _KINDS.issuperset(rows.column("kind").unique().to_pylist()):
-        raise ValueError("it has records of unknown kinds")
-    if "first_bin" in names and "bins" in names:
-        first = np.nan_to_num(numbers(rows.column("first_bin")))
-        last = first + np.nan_to_num(numbers(pc.list_value_length(rows.column("bins"))))
-        if (first < -_EXPONENTS).any() or (last > _EXPONENTS).any():
-            raise ValueError("it counts exponents that no number has")
-    return rows
 
 
 def _is_compressed(message: pa.Message) -> bool:

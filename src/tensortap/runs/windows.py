@@ -18,7 +18,8 @@ import numpy as np
 
 from tensortap.core.files import CorruptFile, contained, plain, read_small
 from tensortap.runs.arrow import read_groups, row_indices
-from tensortap.runs.tables import NameCounts, check_columns, unreadable, validated
+from tensortap.runs.rows import check_columns, unreadable, validated
+from tensortap.runs.tables import NameCounts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,6 +46,7 @@ class Manifest(msgspec.Struct, frozen=True):
     rolled: int  # rows of the roll-up
     parts: dict[int, int]  # rank → how many of its parts were sealed
     seqs: dict[int, int]  # rank → its last record then
+    ranks: dict[int, tuple[int, int, int, int]]  # → records, first and last step, time of the last
     # the following are about all windows up to this one
     covered: dict[int, int]  # rank → how many of its first parts have no loose rows
     names: NameCounts  # of these parts, in order of first appearance
@@ -79,15 +81,17 @@ class WindowFile:
         """The number of rows of each row group."""
         return [self.footer.row_group(i).num_rows for i in range(self.footer.num_row_groups)]
 
-    def groups(self, kind: str | None = None, name: str | None = None) -> Iterable[int]:
-        """Return the row groups, or those that may hold a name."""
-        for group in range(len(self.sizes)):
-            if kind is None or (self._may_hold(group, 1, kind) and self._may_hold(group, 0, name)):
-                yield group
+    def groups(self, series: Iterable[tuple[str, str]] | None = None) -> Iterable[int]:
+        """Return the row groups, or those that may hold one of some kinds and names."""
+        if series is None:
+            return range(len(self.sizes))
+        return [group for group in range(len(self.sizes)) if self._may_hold(group, series)]
 
-    def _may_hold(self, group: int, column: int, text: Any) -> bool:
-        found = self.footer.row_group(group).column(column).statistics
-        return found is None or not found.has_min_max or found.min <= text <= found.max
+    def _may_hold(self, group: int, series: Iterable[tuple[str, str]]) -> bool:
+        name, kind = (self.footer.row_group(group).column(i).statistics for i in (0, 1))
+        if any(each is None or not each.has_min_max for each in (name, kind)):
+            return True
+        return any(kind.min <= k <= kind.max and name.min <= n <= name.max for k, n in series)
 
     def read(self, group: int, columns: list[str]) -> pa.Table:
         """Return columns of a row group."""
@@ -105,8 +109,6 @@ class WindowFile:
 
 class WindowBlock:
     """The rows of a row group, as a block of a table; `kept` are some of them, None: all."""
-
-    is_parallel = True
 
     def __init__(self, file: WindowFile, group: int, kept: Integers | None = None) -> None:
         self._file = file

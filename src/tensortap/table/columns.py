@@ -11,13 +11,14 @@ import numpy as np
 from tensortap.alerts import Alert, alert_of
 from tensortap.core.record import Kind, Record
 from tensortap.runs.arrow import coded, lists, numbers, valid_cells
-from tensortap.runs.rows import decode_value
+from tensortap.runs.rows import NO_VALUE, decode_value
 from tensortap.stats.shard_digest import SIZE as DIGEST_SIZE
-from tensortap.table.numbering import stable_order
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
+
+    from tensortap.table.table import Table
 
     Floats = NDArray[np.float64]
     Integers = NDArray[np.int64]
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 VALUE = "value"
 """The statistic of records that are single numbers; the column ``number`` of the run format."""
 
-ALERT = ["name", "step", "call", "seq", "rank", "value"]  # the columns of `alerts_of`
+_ALERT = ["name", "step", "call", "seq", "rank", "value"]  # the columns of `alerts_of`
+_MOST_ALERTS = 10_000  # a small file may hold hundreds of thousands, which nobody reads
 HAS_NUMBER = "has_number"  # 1 where `number` is given, even as NaN
+NONFINITE = "nonfinite"  # the sum of these:
 NONFINITE_COUNTS = ("nans", "posinfs", "neginfs")
 _MIX = tuple(
     (np.uint64(shift), np.uint64(factor))
@@ -113,7 +116,7 @@ class SeriesIndex:
             return
         width = int(names.max()) + 1
         keys = kinds[start:] * np.int32(width) + names[start:]  # kinds are few
-        order = stable_order(keys)
+        order = np.argsort(keys, kind="stable")
         ordered = keys[order]
         edges = np.flatnonzero(np.diff(ordered, prepend=-1))
         order += start
@@ -173,6 +176,18 @@ def has_tag(table: pa.Table, tag: str) -> NDArray[np.bool_]:
     return is_valid(pc.map_lookup(table.column("tags"), tag, "first"))
 
 
+HOLDERS = ["value", "payloads", "tags"]  # the columns of `holds_tensor`
+
+
+def holds_tensor(cells: pa.Table, has_dtype: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which rows hold a whole tensor, not only its statistics."""
+    import pyarrow.compute as pc
+
+    has_value = numbers(pc.binary_length(cells.column("value"))) > len(NO_VALUE)
+    has_payload = numbers(pc.list_value_length(cells.column("payloads"))) > 0
+    return (has_value & has_dtype) | has_payload | has_tag(cells, "file")
+
+
 def is_valid(column: pa.ChunkedArray) -> NDArray[np.bool_]:
     """Return which cells of a column are not null."""
     return np.concatenate([np.empty(0, np.bool_), *map(valid_cells, column.chunks)])
@@ -189,11 +204,31 @@ def mean_per_step(step: Integers, rank: Integers, value: Floats) -> tuple[Intege
 
 def alerts_of(cells: pa.Table) -> Iterator[tuple[tuple[int, int, int], Alert]]:
     """Yield the alerts of rows, each with (step, seq, rank)."""
-    columns = [cells.column(name).to_pylist() for name in ALERT]
+    columns = [cells.column(name).to_pylist() for name in _ALERT]
     for name, step, call, seq, rank, data in zip(*columns, strict=True):
         value = decode_value(data)
         record = Record(name, Kind.ALERT, step, call, seq, rank, 1, 0, value=value)
         yield (step, seq, rank), alert_of(record)
+
+
+class StoredAlerts:
+    """The alerts of a table that grows; each is decoded once."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[tuple[int, int, int], Alert]] = []
+        self._rows = 0  # those that were looked at
+
+    def get(self, table: Table, rows: Integers, severity: str) -> list[Alert]:
+        """Return the alerts in some rows, to which more may have come since the last call."""
+        new, self._rows = rows[self._rows :], len(rows)
+        new = new[np.lexsort((table.rank[new], table.values_at("seq", new), table.step[new]))]
+        self._found += alerts_of(table.take(new[: _MOST_ALERTS - len(self._found)], _ALERT))
+        self._found.sort(key=lambda each: each[0])
+        found = [alert for _, alert in self._found if alert.severity == severity]
+        if (more := len(rows) - len(self._found)) and severity == "alert":
+            step, words = int(table.step[rows].max()), f"{more:,} more alerts are not shown"
+            found.append(Alert("left_out", "alerts", Kind.VALUE, step, 0, "", words))
+        return found
 
 
 def dense_counts(
@@ -239,6 +274,27 @@ def dense_counts(
         for outside, total in ((exponents < low, counts[0]), (exponents > high, counts[-1])):
             np.add.at(total, columns[outside], values[outside])
     return low, counts
+
+
+def exponents(table: Table, rows: Integers) -> Exponents:
+    """Return the exponent counts of some rows: one column of ``counts`` for each."""
+    low, counts = exponent_counts(table, rows)
+    counts = counts[1:-1]
+    smallest = table.column("min_abs")[rows] if table.has("min_abs") else np.zeros(len(rows))
+    if table.has("max_abs"):
+        largest = table.column("max_abs")[rows]
+    else:  # the last nonzero bin tells it to a factor of two
+        last = len(counts) - 1 - np.argmax(counts[::-1] > 0, axis=0)
+        largest = np.ldexp(1.0, low + last)
+    return Exponents(low, counts, smallest, largest)
+
+
+def exponent_counts(
+    table: Table, rows: Integers, low: int | None = None, high: int | None = None
+) -> tuple[int, Integers]:
+    """Return the lowest exponent and the counts of some rows; see `dense_counts`."""
+    order = np.argsort(rows, kind="stable")
+    return dense_counts(table.take(rows[order], ["first_bin", "bins"]), order, low, high)
 
 
 def no_such(what: str, wanted: str, available: Sequence[str]) -> str:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from tensortap.core.errors import NotFound
 from tensortap.core.record import Kind, Record, TensorData
+from tensortap.runs.reader import listed
 from tensortap.runs.rows import HEAD_COLUMNS, STATISTICS, number_of, records_of
 from tensortap.stats import summarize_array
 from tensortap.table.kinds import need_pandas
-from tensortap.table.selection import choose_rank
 from tensortap.table.table import Table, table_of
 from tensortap.values.view import as_numpy
 
@@ -29,6 +30,22 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 COUNTS = STATISTICS[:5]  # the statistics that are integers
+
+
+def choose_rank(table: Table, rank: int | str | None) -> tuple[Table, int | None]:
+    """Return the table to read and the rank to read of it, None for all of its rows.
+
+    `rank` is a number, ``"all"``, or ``"whole"`` (also None): what the ranks recorded of each
+    tensor, merged.
+    """
+    if rank in (None, "whole"):
+        return table.whole(), None
+    if rank == "all":
+        return table, None
+    if rank not in table.ranks():
+        ranks = listed(table.ranks())
+        raise NotFound(f"no rank {rank}; there is {ranks}, and rank='all' or 'whole'")
+    return table, int(rank)
 
 
 def stats_of(origin: Any, *, rank: int | str | None = "all") -> pd.DataFrame:

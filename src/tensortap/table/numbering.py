@@ -32,20 +32,6 @@ def codes(*columns: Any) -> Integers:
     return _dense(found, size)
 
 
-def distinct(values: NDArray[Any]) -> NDArray[Any]:
-    """Return the distinct integers in ascending order, as `numpy.unique` does.
-
-    >>> distinct(np.array([7, 5, 7]))
-    array([5, 7])
-    """
-    low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
-    if high - low > _SPARSE * len(values):
-        return np.unique(values)
-    seen = np.zeros(high - low + 1, np.bool_)
-    seen[values if low == 0 else values - low] = True
-    return (np.flatnonzero(seen) + low)[: len(values)].astype(values.dtype)
-
-
 def _numbered(values: NDArray[Any]) -> tuple[Integers, int]:
     """Return a copy of values from 0 on in the same order, and the largest one plus 1."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
@@ -75,16 +61,3 @@ def first_of(groups: Integers) -> Integers:
     first = np.empty(int(groups.max(initial=-1)) + 1, np.int64)
     first[groups[::-1]] = np.arange(len(groups))[::-1]  # of several, the last one stays
     return first
-
-
-def stable_order(numbers: Integers) -> Integers:
-    """Return what sorts nonnegative numbers, as a stable argsort does: by 16 bits at a time.
-
-    >>> stable_order(np.array([70000, 1, 70000, 0]))
-    array([3, 1, 0, 2])
-    """
-    order = np.arange(len(numbers))
-    for shift in range(0, int(numbers.max(initial=0)).bit_length(), 16):
-        digits = (numbers >> shift).astype(np.uint16)  # which numpy sorts in linear time
-        order = order[np.argsort(digits[order], kind="stable")]
-    return order

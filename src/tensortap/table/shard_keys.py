@@ -1,17 +1,21 @@
-"""Numbers that identify the shard and the batch of each row of a table."""
+"""The shard and the batch of each row of a table, and the rows of ranks that are of one tensor."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from tensortap.core.record import Kind
 from tensortap.runs.arrow import coded
 from tensortap.table.columns import GrowingArray, InternedColumn, is_valid
+from tensortap.table.numbering import codes, first_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
+
+    from tensortap.table.table import Table
 
     Booleans = NDArray[np.bool_]
     Integers = NDArray[np.int64]
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
 SHARD, LAYOUT, PARTIAL = 1, 2, 4
 """Flags of rows: their place in the whole is known; they have a tag with placements; they are
 partial sums."""
+
+_BATCHED = (Kind.ACTIVATION.value, Kind.GRADIENT.value)
+_FREE = (Kind.VALUE.value, Kind.LOCAL.value)  # nobody knows what such values of ranks are
 
 
 class ShardKeys:
@@ -28,7 +35,7 @@ class ShardKeys:
 
     def __init__(self) -> None:
         self._flags = GrowingArray(np.uint8)
-        self._place, self._batch, self._mesh = (InternedColumn() for _ in range(3))
+        self._place, self._batch = InternedColumn(), InternedColumn()
 
     @property
     def size(self) -> int:
@@ -59,10 +66,6 @@ class ShardKeys:
         """Return which rows have a flag."""
         return (self.flags[rows] & flag) > 0
 
-    def meshes(self, rows: Integers) -> list[str]:
-        """Return the mesh that the tags of each row name, or ""."""
-        return [self._mesh.texts[code] for code in self._mesh.rows.values[rows]]
-
     def extend(self, cells: pa.Table) -> None:
         """Append the keys of rows."""
         import pyarrow as pa
@@ -71,9 +74,8 @@ class ShardKeys:
         shape, offsets, placements, tags = (cells.column(name) for name in self.columns)
         texts = [pc.binary_join(c.cast(pa.list_(pa.string())), ",") for c in (shape, offsets)]
         self._place.extend(pc.binary_join_element_wise(*texts, ":"))  # null if there is no shard
-        layout, batch, mesh, words = tag_codes(tags.combine_chunks(), "placements", "batch", "mesh")
+        layout, batch, words = tag_codes(tags.combine_chunks(), "placements", "batch")
         self._batch.extend_coded(batch, words)
-        self._mesh.extend_coded(mesh, words)
         code, words = coded(pc.binary_join(placements, " "))
         is_partial = np.array(["P" in word for word in words], np.bool_)[code]
         flags = SHARD * is_valid(offsets) + LAYOUT * (layout >= 0) + PARTIAL * is_partial
@@ -95,7 +97,81 @@ def tag_codes(cells: pa.MapArray, *keys: str) -> tuple[Any, ...]:
     found = []
     for key in keys:
         at = names == (known.index(key) if key in known else -1)
-        codes = np.full(len(cells), -1)
-        codes[row[at]] = items[at]
-        found.append(codes)
+        numbers = np.full(len(cells), -1)
+        numbers[row[at]] = items[at]
+        found.append(numbers)
     return *found, [*texts, ""]
+
+
+# -- records of several ranks that belong to one tensor ---------------------------------------
+
+
+class Places(NamedTuple):
+    """The whole that each row is a part of; rows with the same batch and place are replicas."""
+
+    batch: Integers
+    place: Integers
+    must_agree: Booleans  # replicas that are merged only if they are equal
+    apart: Booleans  # rows that are never merged
+
+
+def places_of(parts: Table, rows: Integers) -> Places:
+    """Return what rows are parts of, by their shards and tags."""
+    keys = parts.shard_keys()
+    flags = keys.flags[rows]
+    is_shard, has_layout, partial = ((flags & flag) > 0 for flag in (SHARD, LAYOUT, PARTIAL))
+    batched, free = _has_kind(parts, rows, _BATCHED), _has_kind(parts, rows, _FREE)
+    # without a layout, every rank has its own part of the batch
+    of_batch = np.where(has_layout, -1 - keys.batch[rows], parts.rank[rows])
+    return Places(
+        batch=np.where(batched, of_batch, 0),
+        place=np.where(is_shard, keys.place[rows], -1),
+        must_agree=~is_shard & (has_layout | ~batched),
+        apart=partial | (free & ~is_shard),
+    )
+
+
+def same_tensor(parts: Table, rows: Integers) -> Integers:
+    """Return the same number for rows that are parts or replicas of one tensor.
+
+    The same call of a name may have been recorded twice on a rank: those are two tensors.
+    """
+    columns: list[NDArray[Any]] = [parts.kind, parts.name, parts.step, parts.dtype]
+    if (parts.call > 0).any():  # it is not copied if every name was called once
+        columns.append(parts.call)
+    tensor = codes(*(column[rows] for column in columns))
+    of_rank = codes(tensor, parts.rank[rows])
+    sizes = np.bincount(of_rank)
+    if (sizes < 2).all():
+        return tensor
+    repeated = np.flatnonzero(sizes[of_rank] > 1)
+    order = repeated[np.lexsort((parts.seq[rows[repeated]], of_rank[repeated]))]
+    starts = np.flatnonzero(np.diff(of_rank[order], prepend=-1))
+    repeat = np.zeros(len(rows), np.int64)
+    lengths = np.diff(np.append(starts, len(order)))
+    repeat[order] = np.arange(len(order)) - np.repeat(starts, lengths)
+    return codes(tensor, repeat)
+
+
+def contents_of(parts: Table, rows: Integers, groups: Integers) -> NDArray[np.uint64]:
+    """Return 64 bits of each row that differ in a group if statistics or digests of rows do."""
+    content = parts.contents()[rows]
+    ends = parts.take(rows[[0, -1]] if len(rows) else rows, ["digest"]).column(0)
+    if ends.null_count == len(ends):  # with `track(digests=True)` all of them have one
+        return content
+    digest = parts.digests()[rows]
+    has_all = np.bincount(groups, digest > 0)[groups] == np.bincount(groups)[groups]
+    return content ^ np.where(has_all, digest, 0).astype(np.uint64)
+
+
+def unequal_groups(
+    parts: Table, rows: Integers, groups: Integers, content: NDArray[np.uint64] | None = None
+) -> Booleans:
+    """Return which groups have rows whose statistics, or any other contents, differ."""
+    content = parts.contents()[rows] if content is None else content
+    differs = content != content[first_of(groups)[groups]]
+    return np.bincount(groups[differs], minlength=int(groups.max(initial=-1)) + 1) > 0
+
+
+def _has_kind(parts: Table, rows: Integers, kinds: tuple[str, ...]) -> Booleans:
+    return np.array([kind in kinds for kind in parts.kinds], np.bool_)[parts.kind[rows]]

@@ -6,11 +6,8 @@ columns of its rows as Arrow tables with the columns of the run format. Dropped 
 
 from __future__ import annotations
 
-import collections
-import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -33,17 +30,10 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 ALL_STATISTICS = [*STATISTICS, VALUE]
-_READERS = 2  # threads that read blocks: Arrow decodes without the interpreter lock
-_READ_AHEAD = 6  # blocks
 
 
 class RowBlock(Protocol):
     """Adjacent rows of a table, column by column."""
-
-    @property
-    def is_parallel(self) -> bool:
-        """Whether another thread may read it, because it takes no lock."""
-        ...
 
     def __len__(self) -> int: ...
 
@@ -76,28 +66,10 @@ def read_blocks(
     blocks: Sequence[RowBlock], columns: list[str], start: int = 0
 ) -> Iterator[pa.Table]:
     """Yield columns of all rows from `start` on, block by block."""
-    wanted: list[tuple[RowBlock, int]] = []
     for block in blocks:
         if start < len(block):
-            wanted.append((block, start))
+            yield block.read(columns, start)
         start = max(0, start - len(block))
-    if sum(block.is_parallel for block, _ in wanted) < _READ_AHEAD:
-        for block, first in wanted:
-            yield block.read(columns, first)
-        return
-    block, first = wanted.pop(0)  # alone, since others have columns in common with it
-    yield block.read(columns, first)
-    with ThreadPoolExecutor(_READERS, "tensortap-reader") as pool:
-        ahead: collections.deque[Callable[[], pa.Table]] = collections.deque()
-        for block, first in wanted:
-            if block.is_parallel:
-                ahead.append(pool.submit(block.read, columns, first).result)
-            else:
-                ahead.append(functools.partial(block.read, columns, first))
-            if len(ahead) > _READ_AHEAD:
-                yield ahead.popleft()()
-        for read in ahead:
-            yield read()
 
 
 def take_rows(blocks: Sequence[RowBlock], rows: Integers, columns: list[str]) -> pa.Table:
@@ -137,22 +109,22 @@ class RunSource:
         self._refreshes = blocks is None  # others follow a table that does
         self.blocks: Sequence[RowBlock] = blocks or []
         known = covering(self.windows)
-        self.names: Sequence[str] = list(known.names) if known else []
+        self.names: Sequence[str] = reader.names() if self.windows else []  # windows are sorted
         # rank → part and row to read next
         self._next = {rank: (part, 0) for rank, part in (known.covered if known else {}).items()}
         self._started = False
         self._sealed: tuple[Any, Any] = (None, None)  # the columns of a part that were read last
 
-    def _window_blocks(self, *near: str) -> list[RowBlock]:
+    def _window_blocks(self, near: Collection[tuple[str, str]] | None = None) -> list[RowBlock]:
         return [
             WindowBlock(window.records, group)
             for window in self.windows
-            for group in window.records.groups(*near)
+            for group in window.records.groups(near)
         ]
 
-    def near(self, kind: str, name: str) -> RunSource:
-        """Return all rows of a name, and few others."""
-        return RunSource(self.reader, self._window_blocks(kind, name))
+    def near(self, series: Collection[tuple[str, str]]) -> RunSource:
+        """Return all rows of some kinds and names, and few others."""
+        return RunSource(self.reader, self._window_blocks(series))
 
     def loose(self, late: Integers) -> RunSource:
         """Return the rows that are in no window, and those of windows at the steps `late`."""
@@ -197,23 +169,16 @@ class RunSource:
             return kept
         return np.flatnonzero(loose) if kept is None else kept[loose[kept]]
 
-    def is_one_block(self, rank: int, part: int, rows: slice) -> bool:
-        """Return whether a part is sealed, and has no other rows than these."""
-        tables = self.reader.by_rank[rank]
-        return part < tables.sealed and rows == slice(0, tables.size(part))
-
-    def read_part(self, rank: int, part: int, columns: list[str], rows: slice) -> pa.Table:
+    def read_part(self, rank: int, part: int, columns: list[str]) -> pa.Table:
         """Return columns of a part, which may have several blocks."""
-        if self.is_one_block(rank, part, rows):  # its file does not change: no lock is needed
-            return self.reader.by_rank[rank].read_part(part, columns, encode_words=True)
         key = rank, part, columns
         with self.reader.lock:
             tables = self.reader.by_rank[rank]
             if part >= tables.sealed:
-                return tables.read_part(part, columns)[rows]
+                return tables.read_part(part, columns)
             if self._sealed[0] != key:
                 self._sealed = key, tables.read_part(part, columns, encode_words=True)
-            return self._sealed[1][rows].replace_schema_metadata(None)
+            return self._sealed[1]
 
 
 class _RunBlock:
@@ -227,20 +192,12 @@ class _RunBlock:
         self._rows = rows
         self._kept = kept
 
-    @property
-    def is_parallel(self) -> bool:
-        return self._source.is_one_block(*self._part, self._rows)
-
     def __len__(self) -> int:
         return self._rows.stop - self._rows.start if self._kept is None else len(self._kept)
 
     def read(self, columns: list[str], start: int) -> pa.Table:
-        rows = self._source.read_part(*self._part, columns, self._rows)
-        if self._kept is not None:
-            rows = rows.take(row_indices(self._kept))
-        if self._kept is not None or start:  # they are not the shared columns any more
-            rows = rows.replace_schema_metadata(None)
-        return rows.slice(start)
+        rows = self._source.read_part(*self._part, columns)[self._rows]
+        return (rows if self._kept is None else rows.take(row_indices(self._kept))).slice(start)
 
     def take(self, rows: Integers, columns: list[str]) -> pa.Table:
         rank, part = self._part
@@ -271,7 +228,7 @@ class RecordSource:
     """
 
     statistics = ALL_STATISTICS
-    clipped = outdated = is_parallel = is_large = False
+    clipped = outdated = is_large = False
     names: Sequence[str] = ()
 
     def __init__(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -26,25 +26,21 @@ from tensortap.runs.arrow import numbers, row_indices
 from tensortap.runs.rows import STATISTICS
 from tensortap.runs.run_reader import RunReader
 from tensortap.table.columns import (
-    ALERT,
     HAS_NUMBER,
+    NONFINITE,
     NONFINITE_COUNTS,
     VALUE,
-    Exponents,
     GrowingArray,
     InternedColumn,
     SeriesIndex,
-    alerts_of,
-    dense_counts,
+    StoredAlerts,
     digest_bits,
-    has_tag,
     is_valid,
     mean_per_step,
     mixed,
     no_such,
 )
 from tensortap.table.kinds import KINDS
-from tensortap.table.numbering import distinct, stable_order
 from tensortap.table.shard_keys import ShardKeys
 from tensortap.table.sources import (
     RecordSource,
@@ -61,18 +57,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from tensortap.runs.windows import Window
     from tensortap.table.sources import Integers
 
     Floats = NDArray[np.float64]
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
-NONFINITE = "nonfinite"
 _TEXTS = ("name", "kind", "dtype")
 _INTEGERS = {"step": np.int64, "rank": np.int32, "call": np.int64, "seq": np.int64}
 _INDEX = (*_TEXTS, "names", "kinds", "dtypes", "step", "rank")
 _NOT_LAYERS = (Kind.METRIC.value, Kind.ALERT.value)
-_MOST_ALERTS = 10_000  # a small file may hold hundreds of thousands, which nobody reads
 _BOUNDED_ROWS = 1_000_000  # from here on the table of a bounded source starts over
 
 
@@ -98,7 +93,7 @@ class Table:
         self._whole: Table | None = None
         self._open_source = open_source
         self._limit = _BOUNDED_ROWS
-        self._near: tuple[tuple[str, str], Table] | None = None
+        self._few: tuple[object, Table] | None = None  # a part of the rows, and which it is
         self._start()
         if not self._source.is_large:
             self._refresh()
@@ -115,8 +110,7 @@ class Table:
         self._keys, self._contents = ShardKeys(), GrowingArray(np.uint64)
         self._digests = GrowingArray(np.uint64)
         self._index = SeriesIndex()
-        self._alerts: list[tuple[tuple[int, int, int], Alert]] = []
-        self._alert_rows = 0  # those that were looked at
+        self._alerts = StoredAlerts()
 
     def __getattr__(self, name: str) -> Any:
         """Read the index columns when one of them is first needed: until then they are not set."""
@@ -132,15 +126,30 @@ class Table:
         """
         return self if self._is_read else self.whole()
 
-    def near(self, kind: str, name: str) -> Table:
-        """Return a table with all rows of a name, and few others if this one is not read yet."""
+    def near(self, series: Collection[tuple[str, str]]) -> Table:
+        """Return a table with all rows of some kinds and names, and few others, if that is less."""
+        return self._part(tuple(series), lambda source: source.near(series))
+
+    def at_step(self, step: int) -> Table:
+        """Return a table with all rows of a step, and few others if that is less."""
+        return self._part(step, lambda source: source.loose(np.array([step])))
+
+    def compacted(self) -> tuple[tuple[Window, ...], Table] | None:
+        """Return the windows of a compacted run, and a table of all other rows."""
         with self.lock:
-            if self._is_read or not isinstance(self._source, RunSource):
+            if not isinstance(self._source, RunSource) or not self._source.windows:
+                return None
+            found = self._source.loose(np.empty(0, np.int64))
+            return found.windows, Table(lambda: found)
+
+    def _part(self, key: object, opened: Callable[[RunSource], RunSource]) -> Table:
+        with self.lock:
+            source = self._source
+            if self._is_read or not isinstance(source, RunSource):
                 return self
-            if self._near is None or self._near[0] != (kind, name):
-                found = Table(lambda: self._source.near(kind, name))  # type: ignore[attr-defined]
-                self._near = (kind, name), found
-            return self._near[1]
+            if self._few is None or self._few[0] != key:
+                self._few = key, Table(lambda: opened(source))
+            return self._few[1]
 
     def _publish(self) -> None:
         """Set the attributes that hold the index columns, one entry per row."""
@@ -151,6 +160,12 @@ class Table:
 
     def __len__(self) -> int:
         return len(self.step)
+
+    def records(self) -> int:
+        """Return the number of records, without reading them."""
+        if self._is_read or not isinstance(self._source, RunSource):
+            return len(self)
+        return sum(self._source.reader.counts().values())
 
     @property
     def call(self) -> Integers:
@@ -165,10 +180,7 @@ class Table:
     def values_at(self, name: str, rows: Integers | None = None) -> NDArray[Any]:
         """Return an index column or a statistic of some rows, or of all."""
         with self.lock:
-            if name in self._integers:
-                column = self._integers[name]
-            else:
-                column = self._statistic(name)
+            column = self._integers.get(name) or self._statistic(name)
             return column.values[: len(self)] if rows is None else column.values[rows]
 
     def refresh(self) -> bool:
@@ -179,7 +191,8 @@ class Table:
             if self._is_read or not isinstance(self._source, RunSource):
                 return self._refresh()
             self._source.reader.refresh()
-            self._near = None
+            self._few = None
+            self.version += 1
             return False
 
     def _refresh(self) -> bool:
@@ -199,7 +212,10 @@ class Table:
             if self._parts is not None or is_one:
                 return self
             if self._whole is None:
-                opened = WholeSource(self).open if self._is_read else self._rolled
+                source = self._source
+                opened: Callable[[], RowSource] = WholeSource(self).open
+                if not self._is_read and isinstance(source, RunSource):
+                    opened = functools.partial(RolledSource, source, Table)
                 self._whole = Table(opened, parts=self)
             elif self._whole._read_new_rows():
                 self._whole.version += 1
@@ -209,11 +225,6 @@ class Table:
         """Return the row of the parts that each row of whole tensors has its name and rank from."""
         blocks = (block for block in self._source.blocks if isinstance(block, WholeBlock))
         return np.concatenate([block.leaders for block in blocks])
-
-    def _rolled(self) -> RowSource:
-        if not isinstance(self._source, RunSource):
-            raise TypeError("only tables of runs are read when they are first needed")
-        return RolledSource(self._source, Table)
 
     def append(self, records: Iterable[Record]) -> None:
         """Append records that the source does not have; it must not grow any more."""
@@ -231,20 +242,16 @@ class Table:
                 self._start()
                 self._source.refresh()
                 start = -1
-        self._append_rows(max(start, 0))
-        self._publish()
-        return len(self) > start
-
-    def _append_rows(self, start: int) -> None:
-        """Read the columns of the index."""
-        count = sum(map(len, self._blocks())) - start
-        for column in (*self._integers.values(), *(text.rows for text in self._texts.values())):
-            column.reserve(count)
-        for chunk in self.read([*self._texts, *self._integers], start):
+        count = sum(map(len, self._blocks())) - max(start, 0)
+        for array in (*self._integers.values(), *(text.rows for text in self._texts.values())):
+            array.reserve(count)
+        for chunk in self.read([*self._texts, *self._integers], max(start, 0)):
             for name, text in self._texts.items():
                 text.extend(chunk.column(name))
             for name, column in self._integers.items():
                 column.extend(numbers(chunk.column(name)))
+        self._publish()
+        return len(self) > start
 
     def shard_keys(self) -> ShardKeys:
         """Return which shards and batches the rows are of."""
@@ -261,9 +268,9 @@ class Table:
     # -- columns -------------------------------------------------------------------------
 
     @property
-    def own_statistics(self) -> list[str]:
-        """The numeric columns that the source has."""
-        return self._source.statistics
+    def is_clipped(self) -> bool:
+        """Whether values outside a range of exponents were counted in two columns."""
+        return self._source.clipped
 
     def statistics(self) -> list[str]:
         """Return the numeric columns: ``rm2``, ``max_abs`` …, and ``nonfinite``, a count."""
@@ -303,10 +310,6 @@ class Table:
                 found = [getattr(each, name) for each in summaries]
                 self._statistic(name).values[rows] = found
 
-    def is_positive(self, name: str) -> bool:
-        """Return whether an index column or a statistic is above 0 in any row."""
-        return bool((self.values_at(name) > 0).any())
-
     def prefetch(self, statistics: Iterable[str]) -> None:
         """Read statistics together: every pass opens the files of all ranks."""
         with self.lock:
@@ -339,8 +342,6 @@ class Table:
         """Return how many values of each of `rows` were NaN or infinite; 0 where unknown."""
         total = np.zeros(len(rows), np.int64)
         for name in NONFINITE_COUNTS if self.has(NONFINITE) else ():
-            if not self.is_positive(name):
-                continue
             counts = self.column(name)[rows]
             bad = np.flatnonzero(counts > 0)  # mostly none
             total[bad] += counts[bad].astype(np.int64)
@@ -410,21 +411,8 @@ class Table:
         step, ranks, seq = self.step[rows], self.rank[rows], self.values_at("seq", rows)
         apart = np.diff(ranks)
         if ((apart > 0) | ((apart == 0) & (np.diff(seq) >= 0))).all():  # they came rank by rank
-            return rows[stable_order(step - step.min(initial=0))]
+            return rows[np.argsort(step, kind="stable")]
         return rows[np.lexsort((seq, ranks, step))]
-
-    def newest(self, names: int | None = None) -> tuple[Integers, Integers]:
-        """Return the newest row of every name, kind and rank, by name, and how many each has.
-
-        With `names`, of so many of the first names.
-        """
-        rows = np.flatnonzero(self.name < (len(self.names) if names is None else names))[::-1]
-        kinds, size = len(self.kinds), len(self.names)
-        key = (self.rank[rows].astype(np.int64) * kinds + self.kind[rows]) * size + self.name[rows]
-        _, first, counts = np.unique(key, return_index=True, return_counts=True)
-        found = rows[first]
-        order = np.lexsort((self.rank[found], self.values_at("seq", found), self.name[found]))
-        return found[order], counts[order]
 
     def layers(self, kind: str | None = None) -> list[str]:
         """Return the names of a kind, or all but metrics, in order of first appearance."""
@@ -447,17 +435,17 @@ class Table:
         """Return the ranks."""
         if not self._is_read and isinstance(self._source, RunSource):
             return self._source.reader.ranks
-        return [int(rank) for rank in distinct(self.rank)]
+        return [int(rank) for rank in np.unique(self.rank)]
 
     def steps(self, kind: str | None = None, name: str | None = None) -> Integers:
         """Return the steps, of all rows or of a kind or of one of its names."""
         if not self._is_read:
             return self.whole().steps(kind, name)
         if kind is not None and name is not None:
-            return distinct(self.step[self.series(kind, name)])
+            return np.unique(self.step[self.series(kind, name)])
         if kind is None:
-            return distinct(self.step)
-        return distinct(self.step[self.kind == self._texts["kind"].code(kind)])
+            return np.unique(self.step)
+        return np.unique(self.step[self.kind == self._texts["kind"].code(kind)])
 
     def metrics(self, rank: int | None = None) -> dict[str, tuple[Integers, Floats]]:
         """Return name → steps and values of metrics, such as those of ``tracker.step(loss=…)``.
@@ -466,14 +454,12 @@ class Table:
         """
         if not self._is_read:
             return self.whole().metrics(rank)
-        series = {
-            n: self.series(Kind.METRIC.value, n, rank) for n in self.layers(Kind.METRIC.value)
-        }
+        kind = Kind.METRIC.value
+        series = {name: self.series(kind, name, rank) for name in self.layers(kind)}
         return {
             name: mean_per_step(self.step[rows], self.rank[rows], self.column(VALUE)[rows])
-            for name, rows in series.items()
-            if len(rows)
-        }
+            for name, rows in series.items() if len(rows)
+        }  # fmt: skip
 
     def alerts(self, severity: str = "alert") -> list[Alert]:
         """Return the alerts, or the hints, in order of capture.
@@ -483,55 +469,8 @@ class Table:
         if not self._is_read:
             return self.whole().alerts(severity)
         with self.lock:
-            rows = np.flatnonzero(self.kind == self._texts["kind"].code(Kind.ALERT.value))
-            new, self._alert_rows = rows[self._alert_rows :], len(rows)
-            new = new[np.lexsort((self.rank[new], self.values_at("seq", new), self.step[new]))]
-            self._alerts += alerts_of(self.take(new[: _MOST_ALERTS - len(self._alerts)], ALERT))
-            self._alerts.sort(key=lambda each: each[0])
-            found = [alert for _, alert in self._alerts if alert.severity == severity]
-            if (more := len(rows) - len(self._alerts)) and severity == "alert":
-                step, words = int(self.step[rows].max()), f"{more:,} more alerts are not shown"
-                found.append(Alert("left_out", "alerts", Kind.VALUE, step, 0, "", words))
-            return found
-
-    def without_recomputed(self, rows: Integers) -> Integers:
-        """Return `rows` without those that activation checkpointing computed a second time."""
-        keys = np.stack([self.step[rows], self.rank[rows]])
-        if len(rows) < 2 or np.unique(keys, axis=1).shape[1] == len(rows):
-            return rows
-        return rows[~has_tag(self.take(rows, ["tags"]), "recompute")]
-
-    # -- exponents -----------------------------------------------------------------------
-
-    def exponents(self, rows: Integers) -> Exponents:
-        """Return the exponent counts of some rows: one column of ``counts`` for each."""
-        low, counts = self.exponent_counts(rows)
-        counts = counts[1:-1]
-        smallest = self.column("min_abs")[rows] if self.has("min_abs") else np.zeros(len(rows))
-        if self.has("max_abs"):
-            largest = self.column("max_abs")[rows]
-        else:  # the last nonzero bin tells it to a factor of two
-            last = len(counts) - 1 - np.argmax(counts[::-1] > 0, axis=0)
-            largest = np.ldexp(1.0, low + last)
-        return Exponents(low, counts, smallest, largest)
-
-    def exponent_counts(
-        self, rows: Integers, low: int | None = None, high: int | None = None
-    ) -> tuple[int, Integers]:
-        """Return the lowest exponent and the counts of some rows; see `dense_counts`."""
-        order = np.argsort(rows, kind="stable")
-        bins = take_rows(self._blocks(), rows[order], ["first_bin", "bins"])
-        return dense_counts(bins, order, low, high)
-
-    def outside_range(self, rows: Integers) -> tuple[Integers, Integers]:
-        """Return how many values of each row lie below and above the counted exponents.
-
-        Runs and sessions count all exponents; a LogFrame may be limited to a range.
-        """
-        if not self._source.clipped:
-            return np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
-        taken = self.take(rows, ["below", "above"])
-        return numbers(taken.column("below")), numbers(taken.column("above"))
+            code = self._texts["kind"].code(Kind.ALERT.value)
+            return self._alerts.get(self, np.flatnonzero(self.kind == code), severity)
 
 
 def locked(

@@ -25,10 +25,10 @@ from tensortap.runs.arrow import dictionary_array, lists, number_array, numbers,
 from tensortap.runs.rows import STATISTICS
 from tensortap.runs.windows import WindowBlock
 from tensortap.stats.merge import merge_column, merged_from
-from tensortap.table.columns import NONFINITE_COUNTS
+from tensortap.table.columns import NONFINITE, NONFINITE_COUNTS
 from tensortap.table.kinds import KINDS
-from tensortap.table.numbering import codes, distinct, first_of, stable_order
-from tensortap.table.replicas import places_of, same_tensor, unequal_groups
+from tensortap.table.numbering import codes, first_of
+from tensortap.table.shard_keys import places_of, same_tensor, unequal_groups
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,7 +65,7 @@ class WholeSource:
 
     def open(self) -> WholeSource:
         """Start over with the rows that there are now."""
-        self.statistics = self._parts.own_statistics
+        self.statistics = [n for n in self._parts.statistics() if n != NONFINITE]
         self.blocks: Sequence[RowBlock] = []
         self.outdated = False
         self._generation = self._parts.generation
@@ -117,7 +117,7 @@ class WholeSource:
         if len(self._last_steps) < 2:
             return rows >= 0
         passed = min(self._last_steps.values())
-        passed = max(passed, int(distinct(step[rows])[-_AWAITED_STEPS:][0]))
+        passed = max(passed, int(np.unique(step[rows])[-_AWAITED_STEPS:][0]))
         return np.asarray((step[rows] < passed) | ~self._is_tensor(rows))
 
     def _is_tensor(self, rows: Integers) -> Booleans:
@@ -131,7 +131,7 @@ class WholeSource:
         if not len(rows) or (rank == rank[0]).all():
             return rows, np.ones(len(rows), np.int64)
         if (rank[1:] < rank[:-1]).any():
-            rows = rows[stable_order(rank)]
+            rows = rows[np.argsort(rank, kind="stable")]
         parts.prefetch(merged_from("rm2"))  # what figures show first
         is_tensor = self._is_tensor(rows) & ~np.isnan(parts.column("count")[rows])
         tensors = np.flatnonzero(is_tensor)
@@ -201,11 +201,8 @@ class RolledSource:
 class WholeBlock:
     """Rows of a table that were reported together, as groups: `rows` lists their members."""
 
-    is_parallel = False
-
     def __init__(self, parts: Table, rows: Integers, lengths: Integers) -> None:
         self._parts = parts
-        self._rows = rows
         self._lengths = lengths
         self._starts = np.cumsum(lengths) - lengths
         self._several = np.flatnonzero(lengths > 1)  # the groups that are merged
@@ -216,8 +213,6 @@ class WholeBlock:
         self._member_starts = np.cumsum(sizes) - sizes
         self._columns: dict[str, Floats] = {}  # statistics of the merged groups
         self.leaders = rows[self._starts]  # whose name and rank the groups have
-        # adjacent rows are read faster than chosen ones
-        self._is_plain = len(rows) == len(lengths) and bool((np.diff(rows) == 1).all())
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -226,9 +221,6 @@ class WholeBlock:
         """Return columns of all rows from `start` on."""
         import pyarrow as pa
 
-        if self._is_plain:
-            parts = self._parts.read(columns, int(self._rows[0]) + start)
-            return pa.concat_tables(parts).slice(0, len(self) - start)
         rows = np.arange(start, len(self))
         held = [self._held(name, rows) for name in columns if name in _HELD]
         if len(held) < len(columns):
@@ -277,7 +269,7 @@ class WholeBlock:
             needed, parts = merged_from(name), self._parts
             parts.prefetch(needed)
             # mostly, no value is NaN or Inf
-            none = {n for n in NONFINITE_COUNTS if n in needed and not parts.is_positive(n)}
+            none = {n for n in NONFINITE_COUNTS if n in needed and not (parts.column(n) > 0).any()}
             given = {each: parts.column(each)[self._members] for each in needed if each not in none}
             given |= dict.fromkeys(none, np.broadcast_to(0.0, len(self._members)))
             self._columns[name] = merge_column(name, given, self._member_starts)

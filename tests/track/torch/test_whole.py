@@ -5,6 +5,7 @@ import pytest
 
 import tensortap as tap
 from tensortap.runs.rows import STATISTICS
+from tensortap.table.columns import exponents
 from tests.track.torch.layouts import MODEL, RANKS
 
 pytestmark = pytest.mark.slow
@@ -71,7 +72,7 @@ def described(run):
     """
     table = run.table().whole()
     tags = table.take(np.arange(len(table)), ["tags"]).column("tags").to_pylist()
-    bins = table.exponents(np.arange(len(table)))
+    bins = exponents(table, np.arange(len(table)))
     found = {}
     for row in range(len(table)):
         kind = table.kinds[table.kind[row]]

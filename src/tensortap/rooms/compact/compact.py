@@ -42,7 +42,7 @@ class WindowJob(msgspec.Struct, frozen=True):
     """All that is needed to write a window; small enough to send to another machine."""
 
     run: str  # a folder or a URL
-    manifest: Manifest  # without the numbers of rows
+    manifest: Manifest  # without what its rows tell
     parts: tuple[Part, ...]
 
 
@@ -107,7 +107,7 @@ def plan_windows(reader: RunReader) -> list[WindowJob]:
         if last > end and not has_ended:
             break
         last = known[first].last if first in known else min(last, end)
-        manifest = known.get(first) or Manifest(1, first, last, 0, 0, sealed, seqs, {}, {}, 0)
+        manifest = known.get(first) or Manifest(1, first, last, 0, 0, sealed, seqs, {}, {}, {}, 0)
         done.append(manifest)
         covered = {rank: _covered(own, rank, done, covered[rank]) for rank, own in parts.items()}
         if first not in known:
@@ -162,10 +162,10 @@ def write_window(job: WindowJob) -> int:
 
 
 def _write(job: WindowJob, folder: Path, opened: Callable[[str], Any]) -> int:
-    sizes = write_rows(job.manifest.first, job.manifest.last, job.parts, folder, opened)
-    manifest = msgspec.structs.replace(job.manifest, rows=sizes[0], rolled=sizes[1])
+    found = write_rows(job.manifest.first, job.manifest.last, job.parts, folder, opened)
+    manifest = msgspec.structs.replace(job.manifest, **found)
     layout.write_json(folder / MANIFEST, msgspec.to_builtins(manifest, str_keys=True))
-    return sizes[0]
+    return manifest.rows
 
 
 def _write_remote(job: WindowJob, name: str) -> int:

@@ -16,11 +16,12 @@ import numpy as np
 
 from tensortap.core.files import restrict
 from tensortap.runs.arrow import coded, number_array, numbers, row_indices
-from tensortap.runs.rows import COLUMNS, schema
-from tensortap.runs.tables import NameCounts, add_counts, validated
+from tensortap.runs.rows import COLUMNS, schema, validated
+from tensortap.runs.tables import NameCounts, add_counts
 from tensortap.runs.windows import RECORDS, ROW_GROUP, WHOLE
+from tensortap.table.columns import holds_tensor
 from tensortap.table.numbering import codes, first_of
-from tensortap.table.replicas import places_of, same_tensor, unequal_groups
+from tensortap.table.shard_keys import contents_of, places_of, same_tensor, unequal_groups
 from tensortap.table.sources import ALL_STATISTICS, RowBlock
 from tensortap.table.table import Table
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _TOGETHER = 400_000  # rows that are sorted together, about 500 bytes each
 Key = tuple[str, str]  # kind and name
+Rank = tuple[int, int, int, int]  # records, first step, last step, time of the last record
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -48,13 +50,14 @@ def write_rows(
     parts: Sequence[Part],
     folder: Path,
     opened: Callable[[str], AbstractContextManager[Path]],
-) -> tuple[int, int]:
-    """Write the rows of some steps into a folder; return how many there are and are rolled up."""
+) -> dict[str, Any]:
+    """Write the rows of some steps into a folder; return what the manifest tells about them."""
     import pyarrow.parquet as pq
 
     buckets = _buckets(parts)
     files = _spread(first, last, parts, folder, opened, buckets)
     sizes = [0, 0]
+    ranks: dict[int, Rank] = {}
     with ExitStack() as stack:
         columns = schema().remove_metadata()
         writers = [
@@ -66,11 +69,27 @@ def write_rows(
         for file in files:
             rows = _sorted(file)
             file.unlink()
+            if not rows.num_rows:  # its tensors were recorded at other steps
+                continue
+            _note_ranks(rows, ranks)
             for writer, made in zip(writers, (rows, rolled_up(rows)), strict=True):
                 for group in _row_groups(made):
                     writer.write_table(group)
                 sizes[writers.index(writer)] += made.num_rows
-    return sizes[0], sizes[1]
+    return {"rows": sizes[0], "rolled": sizes[1], "ranks": ranks}
+
+
+def _note_ranks(rows: pa.Table, ranks: dict[int, Rank]) -> None:
+    """Count the records of each rank; note its first and last step, and the time of the last."""
+    rank, step, time_ns = (numbers(rows.column(each)) for each in ("rank", "step", "time_ns"))
+    order = np.lexsort((time_ns, step, rank))
+    starts = np.flatnonzero(np.diff(rank[order], prepend=-1))
+    ends = np.append(starts[1:], len(order)) - 1
+    for first, last in zip(starts.tolist(), ends.tolist(), strict=True):
+        count, low, high, time = ranks.get(int(rank[order[first]]), (0, 1 << 62, -(1 << 62), 0))
+        newest = max((high, time), (int(step[order[last]]), int(time_ns[order[last]])))
+        low = min(low, int(step[order[first]]))
+        ranks[int(rank[order[first]])] = count + last - first + 1, low, *newest
 
 
 # -- spreading and sorting -------------------------------------------------------------------
@@ -185,7 +204,7 @@ class _Rows:
     """Rows in memory, as the only block of a table."""
 
     statistics = ALL_STATISTICS
-    bounded = clipped = outdated = is_parallel = is_large = False
+    bounded = clipped = outdated = is_large = False
     names: Sequence[str] = ()
 
     def __init__(self, rows: pa.Table) -> None:
@@ -209,15 +228,16 @@ def _rolled_schema() -> pa.Schema:
     """Return the columns of a roll-up: those of the run format, and what ranks have of a tensor."""
     import pyarrow as pa
 
-    more = [("records", pa.int32()), ("differs", pa.bool_()), ("far_rank", pa.int32()),
-            ("far", pa.float64())]  # fmt: skip
+    more = [("records", pa.int32()), ("kept", pa.bool_()), ("differs", pa.bool_()),
+            ("far_rank", pa.int32()), ("far", pa.float64())]  # fmt: skip
     return pa.schema([*schema().remove_metadata(), *(pa.field(*each) for each in more)])
 
 
 def rolled_up(rows: pa.Table) -> pa.Table:
     """Return whole tensors of sorted rows, as rows of the run format.
 
-    ``records`` is the number of records of the tensor, ``differs`` says whether replicas do,
+    ``records`` is the number of records of the tensor, ``kept`` says whether a rank kept its
+    elements, ``differs`` whether replicas do,
     ``far_rank`` is the rank whose RMS is farthest from the median of the ranks, and ``far`` its
     distance, relative to the median.
     """
@@ -231,15 +251,22 @@ def rolled_up(rows: pa.Table) -> pa.Table:
     tensor = same_tensor(parts, every)
     differs = np.zeros(int(tensor.max(initial=-1)) + 1, np.bool_)
     far_rank, far = np.full(len(differs), -1, np.int32), np.full(len(differs), np.nan)
-    known = np.flatnonzero(~np.isnan(parts.column("rm2")))
+    known = np.flatnonzero(parts.column("count") > 0)
     if len(known) and whole is not parts:
         places = places_of(parts, known)
         within = codes(tensor[known], places.batch, places.place)
-        is_unequal = unequal_groups(parts, known, within)
+        content = contents_of(parts, known, within)
+        is_unequal = unequal_groups(parts, known, within, content)
         differs[tensor[known[first_of(within)[is_unequal]]]] = True
+        known = known[~np.isnan(parts.column("rm2")[known])]
         _note_farthest(parts, known, tensor, far_rank, far)
+    has_dtype = np.array([bool(dtype) for dtype in parts.dtypes], np.bool_)[parts.dtype]
+    kept = holds_tensor(rows, has_dtype)
+    keeps = np.zeros(len(differs), np.bool_)
+    keeps[tensor[kept]] = True
     arrays = [
         number_array(np.bincount(tensor).astype(np.int32)[tensor[leader]]),
+        pa.array(keeps[tensor[leader]]),
         pa.array(differs[tensor[leader]]),
         number_array(far_rank[tensor[leader]], far_rank[tensor[leader]] >= 0),
         number_array(far[tensor[leader]], far_rank[tensor[leader]] >= 0),
@@ -252,6 +279,8 @@ def rolled_up(rows: pa.Table) -> pa.Table:
 def _note_farthest(parts: Table, rows: Integers, tensor: Integers, far_rank: Any, far: Any) -> None:
     """Note the rank that is farthest from the median of each tensor, and how far it is."""
     value, of = parts.column("rm2")[rows], tensor[rows]
+    if not len(rows):
+        return
     order = np.lexsort((value, of))
     starts = np.flatnonzero(np.diff(of[order], prepend=-1))
     sizes = np.diff(np.append(starts, len(order)))

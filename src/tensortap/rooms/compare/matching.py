@@ -21,8 +21,7 @@ from tensortap.rooms.compare.tensors import Tolerance
 from tensortap.runs.arrow import scalar
 from tensortap.runs.rows import HEAD_COLUMNS, NO_VALUE, records_of
 from tensortap.table.numbering import codes, first_of
-from tensortap.table.replicas import unequal_groups
-from tensortap.table.shard_keys import LAYOUT, PARTIAL, SHARD, tag_codes
+from tensortap.table.shard_keys import LAYOUT, PARTIAL, SHARD, tag_codes, unequal_groups
 from tensortap.table.table import Table
 
 if TYPE_CHECKING:

@@ -20,9 +20,10 @@ from typing import Any, BinaryIO, NamedTuple
 from tensortap.core.arguments import check_text
 from tensortap.core.dtypes import DTYPES, numpy_dtype
 from tensortap.core.errors import NotFound, TensortapError, UntrustedFile
-from tensortap.core.files import check_regular, open_regular, plain
+from tensortap.core.files import CorruptFile, check_regular, open_regular, plain
 from tensortap.core.limits import available_memory
-from tensortap.runs.payloads import TensorReader
+from tensortap.core.record import TensorData
+from tensortap.runs.payloads import DTYPE_NAMES, TensorReader, has_nbytes
 from tensortap.values import describe
 from tensortap.values.view import array_of
 
@@ -218,8 +219,28 @@ def _is_extension(name: str) -> bool:
 def _load_tensors(path: Path, trust: bool, mapped: bool) -> Any:
     from tensortap.values.numpy.adapter import build
 
-    tensors = TensorReader(path).tensors()
+    tensors = tensors_in(path)
     return tensors if mapped else {name: build(tensor) for name, tensor in tensors.items()}
+
+
+def tensors_in(path: Path) -> dict[str, TensorData]:
+    """Return all tensors of a safetensors file, without padding; their bytes are read on demand."""
+    reader, found = TensorReader(path), {}
+    for key, entry in reader.entries.items():
+        if key == "__metadata__" or key.startswith("__pad_"):
+            continue
+        data = reader.payload(key)
+        name, shape = entry.get("dtype"), entry.get("shape")
+        dtype = DTYPE_NAMES.get(name) if isinstance(name, str) else None
+        if dtype is None:
+            raise CorruptFile(f"{path}: {key!r} has the unknown dtype {plain(str(name), 40)}")
+        if not isinstance(shape, list) or not has_nbytes(dtype, shape, data.nbytes):
+            raise CorruptFile(
+                f"{path}: {key!r} is a {dtype} of shape {str(shape)[:80]}, "
+                f"but has {data.nbytes} bytes"
+            )
+        found[key] = TensorData("numpy", dtype, tuple(shape), data)
+    return found
 
 
 def _save_nothing(obj: Any, path: Path) -> None:

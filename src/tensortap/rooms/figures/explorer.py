@@ -31,7 +31,8 @@ from tensortap.rooms.figures.figures.heatmap import heatmap_figure
 from tensortap.rooms.figures.figures.lines import lines_figure
 from tensortap.rooms.figures.figures.theme import Figure, message_figure, themed, untyped
 from tensortap.rooms.figures.figures.training import training_figure
-from tensortap.table.selection import Layers, choose_rank, choose_step
+from tensortap.rooms.figures.selection import Layers, choose_step
+from tensortap.table.frames import choose_rank
 from tensortap.table.table import Table, table_of
 
 try:

@@ -35,16 +35,16 @@ from tensortap.rooms.figures.figures.lines import lines_figure
 from tensortap.rooms.figures.figures.tensors import tensor_figure
 from tensortap.rooms.figures.figures.theme import themed, with_arrays
 from tensortap.rooms.figures.figures.training import training_figure
-from tensortap.table.columns import VALUE
-from tensortap.table.selection import (
+from tensortap.rooms.figures.selection import (
     Layers,
     check_statistics,
     choose_kind,
     choose_layers,
     choose_metrics,
-    choose_rank,
     choose_step,
 )
+from tensortap.table.columns import VALUE
+from tensortap.table.frames import choose_rank
 from tensortap.table.table import Table, table_of
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from tensortap.runs.rows import STATISTICS
 from tensortap.runs.run_reader import RunReader
 from tensortap.stats import summarize_array
 from tensortap.stats.conversion import is_number
-from tensortap.table.selection import choose_rank
+from tensortap.table.frames import choose_rank
 from tensortap.values.snapshot import borrow
 from tensortap.values.view import array_of
 
@@ -262,7 +262,7 @@ def overview(request: PageRequest) -> dict[str, Any]:
     (table, rank), kind = table_and_rank(request), kind_of(request)
     names = table.layers(kind)
     if not names:
-        message = f"no {kind} in this run" if len(table) else "nothing has been captured yet"
+        message = f"no {kind} in this run" if table.records() else "nothing has been captured yet"
         return themed(message_figure(message), request.theme)
     key = request.text("key")  # a state of the optimizer, such as exp_avg
     names = [name for name in names if not key or name.endswith(f".{key}")]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tensortap.core.dtypes import DTYPES
 from tensortap.core.errors import NotFound
 from tensortap.rooms.logframe.frame import layer_names, rows_with_statistics, tensor_types
-from tensortap.table.columns import Exponents
+from tensortap.table.columns import Exponents, exponents
 from tensortap.table.kinds import need_pandas
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def formats_of(table: Table, dtype: str, *, step: int | str | None = None) -> pd
 
 def _grouped_exponents(table: Table, rows: Integers, group: Integers) -> Exponents:
     """Return the exponents of groups of rows; the rows of a group are adjacent."""
-    low, counts, smallest, largest = table.exponents(rows)
+    low, counts, smallest, largest = exponents(table, rows)
     starts = np.flatnonzero(np.diff(group, prepend=-1))
     if not len(starts):
         return Exponents(low, counts, smallest, largest)

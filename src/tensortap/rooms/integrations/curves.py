@@ -15,8 +15,7 @@ from tensortap.rooms.logframe import frame as labels
 from tensortap.runs.rows import STATISTICS as RUN_STATISTICS
 from tensortap.runs.run_reader import RunReader
 from tensortap.table.columns import VALUE
-from tensortap.table.frames import complete_table
-from tensortap.table.selection import choose_rank
+from tensortap.table.frames import choose_rank, complete_table
 from tensortap.table.table import Table, table_of
 
 STATISTICS = ("rm2", "mean", "std", "max_abs", "zeros", "nans", "posinfs", "neginfs")

@@ -11,10 +11,9 @@ import numpy as np
 from tensortap.core.record import Kind
 from tensortap.rooms.logframe.read import PLACES, has_finfo
 from tensortap.runs.rows import DICT_PREFIX, STATISTICS
-from tensortap.table.columns import has_tag
-from tensortap.table.frames import COUNTS, codes_of, texts_of
+from tensortap.table.columns import exponent_counts, has_tag
+from tensortap.table.frames import COUNTS, choose_rank, codes_of, texts_of
 from tensortap.table.kinds import KINDS, need_pandas
-from tensortap.table.selection import choose_rank
 from tensortap.table.table import Table, table_of
 
 if TYPE_CHECKING:
@@ -125,10 +124,10 @@ def _counts(
     bins = {int(n) for own in given.values() for n in own if abs(n) <= 1100}
     if bins:
         if len(given) < len(rows):
-            start, counts = table.exponent_counts(rows, low, high)
+            start, counts = exponent_counts(table, rows, low, high)
             bins |= {start, start + len(counts) - 3}
         low, high = min(bins) if low is None else low, max(bins) if high is None else high
-    start, counts = table.exponent_counts(rows, low, high)
+    start, counts = exponent_counts(table, rows, low, high)
     counts[-1] += infinities
     last = start + len(counts) - 3
     for row, own in given.items():

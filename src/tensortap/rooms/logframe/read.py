@@ -289,7 +289,7 @@ def _two_levels(frame: pd.DataFrame) -> pd.DataFrame:
 class FrameSource:
     """The rows of a LogFrame, as it is now."""
 
-    bounded = outdated = is_parallel = is_large = False
+    bounded = outdated = is_large = False
     names: Sequence[str] = ()
     clipped = True
 

@@ -26,12 +26,13 @@ from tensortap.live.address import parse_address
 from tensortap.page.catalog import Catalog, CatalogEntry, RunEntry, SessionEntry, describe_entry
 from tensortap.page.routes import summary_of
 from tensortap.rooms.compare.runs import compare_runs
+from tensortap.rooms.figures.selection import choose_kind, choose_metrics
 from tensortap.rooms.health import report as rules
 from tensortap.rooms.mcp.answers import answer
 from tensortap.rooms.ops.verdicts import NO_VERDICT, verdict_of, verdicts_of
 from tensortap.runs.rows import STATISTICS
 from tensortap.table.columns import VALUE
-from tensortap.table.selection import choose_kind, choose_metrics, choose_rank
+from tensortap.table.frames import choose_rank
 from tensortap.table.table import Table
 
 

@@ -26,9 +26,10 @@ def operations(request: PageRequest) -> dict[str, Any]:
     """Return the modules whose operations were recorded at a step, and those of `module`."""
     table = request.entry.table()
     with table.lock:
-        if Kind.OP.value not in table.kinds:
+        if Kind.OP.value not in table.index().kinds:
             return {"modules": [], "operations": {}}
         step = at_or_before(table.steps(Kind.OP.value), request.integer("step"))
+        table = table.at_step(step)
         code = table.kinds.index(Kind.OP.value)
         rows = np.flatnonzero((table.kind == code) & (table.step == step))
         ranks = np.unique(table.rank[rows]).tolist()

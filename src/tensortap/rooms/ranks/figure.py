@@ -86,7 +86,7 @@ def ranks_figure(
     tree = rank_tree(mesh, opened, _ROWS)
     cells = _cells(matrix, tree)
     x = matrix.columns if step is None else np.arange(len(matrix.columns))
-    column_names = [] if step is None else [table.names[i] for i in matrix.columns.tolist()]
+    column_names = [] if step is None else [table.index().names[i] for i in matrix.columns.tolist()]
     percent = bool(minus_median and (np.nan_to_num(matrix.value) >= 0).all())
     figure = _figure(matrix, cells, x, metric, minus_median, percent, column_names)
     rows = [_described(row, cells.outlier[i]) for i, row in enumerate(tree)]

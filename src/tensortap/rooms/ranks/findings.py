@@ -8,8 +8,8 @@ Python objects are made only of what is found.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,39 +17,40 @@ import numpy as np
 from tensortap.alerts import Alert
 from tensortap.alerts.alert import module_of
 from tensortap.core.record import Kind, Record
-from tensortap.rooms.ranks.ranks import RankProgress, alike_groups, compared, progress
+from tensortap.rooms.ranks.ranks import (
+    RankProgress,
+    alike_groups,
+    compared,
+    last_times,
+    progress,
+)
+from tensortap.rooms.ranks.suspects import (
+    PARAMETERS,
+    REPLICATED,
+    Series,
+    is_kind,
+    names_of,
+    replicas_of,
+    suspects,
+    values_of,
+)
 from tensortap.runs.arrow import numbers
-from tensortap.table.columns import VALUE
-from tensortap.table.numbering import codes, distinct, first_of, stable_order
-from tensortap.table.replicas import same_tensor
+from tensortap.table.columns import mixed
+from tensortap.table.numbering import codes
 from tensortap.table.shard_keys import PARTIAL, SHARD
 from tensortap.table.table import Table
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from tensortap.table.sources import Integers
-
-    Booleans = NDArray[np.bool_]
-    Floats = NDArray[np.float64]
 
 REPLICAS, OUTLIER, BEHIND = RULES = ("replicas", "outlier", "behind")
 """The rules of findings."""
 
-COMPARED = (
-    Kind.ACTIVATION, Kind.GRADIENT, Kind.WEIGHT, Kind.WEIGHT_GRADIENT, Kind.OPTIMISER_STATE,
-    Kind.METRIC,
-)  # fmt: skip
-"""The kinds of records that are compared."""
-
-_PARAMETERS = (Kind.WEIGHT, Kind.WEIGHT_GRADIENT, Kind.OPTIMISER_STATE)
-# a program may average gradients after they were recorded, so those of ranks may differ
-_REPLICATED = (Kind.WEIGHT, Kind.OPTIMISER_STATE)
 _PATIENCE = 5  # recorded steps in a row in which a rank must be far
 _LATE_STEPS = 10  # recorded steps by which a rank is behind
 _LATE_SECONDS = 60.0  # without a record of a rank, while most ranks have come further
 _WITNESSES = 15  # ranks whose times tell when most ranks reached a step
-_CHUNK = 1 << 17  # rows that are compared at a time, if they have several steps; bounds memory
+_TOGETHER = 1 << 20  # rows that are compared together; bounds memory
 _NAMED = 6  # ranks that a message names
 _SHARE = 0.05  # of the time of a processor that comparing a growing table may take
 
@@ -93,28 +94,58 @@ def rank_findings(
     not behind: of later ones, records may be on their way. `now_ns` is the time of a live session;
     of a run, the times of its records count.
     """
-    rows = np.flatnonzero(_is_kind(table, COMPARED))
-    made = progress(table, rows)
+    made = progress(table)
     if len(made.ranks) < 2:
         return []
-    found = list(_late_findings(table, rows, made, now_ns))
+    found = list(_late_findings(table, made, now_ns))
+    end = np.iinfo(np.int64).max
     if settled:
         late = [each.ranks[0] for each in found]
-        rows = rows[table.step[rows] < made.last[~np.isin(made.ranks, late)].min()]
-    width = len(table.names)  # another thread may add some meanwhile
-    seen = np.zeros(width * len(table.kinds), np.int64)
-    groups, replicas = alike_groups(table), _Replicas(table)
-    far, unequal = [], []
-    for chunk in _chunks(table, rows):
-        series = table.kind[chunk].astype(np.int64) * width + table.name[chunk]
-        column = codes(table.step[chunk], series)
-        order = _ordinals(series[first_of(column)], seen)[column]
-        far.append(_far_cells(table, chunk, series, column, order, groups))
-        unequal.append(replicas.unequal(chunk, series, order))
-    if len(rows):
-        found += _far_findings(table, *map(np.concatenate, zip(*far, strict=True)))
-        found += replicas.findings(*map(np.concatenate, zip(*unequal, strict=True)))
+        end = made.last[~np.isin(made.ranks, late)].min()
+    far: list[_Far] = []
+    unequal: list[_Unequal] = []
+    for few, batch in _batches(table, sorted(suspects(table)), len(made.ranks)):
+        series = [_rows_of(few, kind, name, end) for kind, name in batch]
+        groups = alike_groups(table)
+        for each in series:
+            far += _far_tensors(few, each, groups)
+        unequal += _unequal_tensors(few, series)
+    found += _far_findings(table, far)
+    found += _unequal_findings(table, unequal)
     return sorted(found, key=lambda each: each.step)
+
+
+def _batches(
+    table: Table, series: list[Series], ranks: int
+) -> Iterator[tuple[Table, list[Series]]]:
+    """Yield tables with all rows of some tensors; what is recorded of a parameter stays together.
+
+    So a name counts as replicated if its gradients are, and memory is bounded.
+    """
+    by_name: dict[str, list[Series]] = {}
+    for kind, name in series:
+        key = name if kind in PARAMETERS else f"{kind} {name}"
+        by_name.setdefault(key, []).append((kind, name))
+    together = max(1, _TOGETHER // (ranks * len(table.steps())))
+    groups = list(by_name.values())
+    for start in range(0, len(groups), together):
+        batch = [each for group in groups[start : start + together] for each in group]
+        yield table.near(batch), batch
+
+
+class _Rows(NamedTuple):
+    """The rows of a tensor by step and rank; `order` is which recorded step each is of."""
+
+    kind: str
+    name: str
+    rows: Integers
+    order: Integers
+
+
+def _rows_of(table: Table, kind: str, name: str, end: int) -> _Rows:
+    rows = table.series(kind, name)
+    rows = rows[table.step[rows] < end]
+    return _Rows(kind, name, rows, codes(table.step[rows]))
 
 
 class GrowingFindings:
@@ -143,35 +174,7 @@ class GrowingFindings:
         return list(self._known)
 
 
-# -- rows --------------------------------------------------------------------------------------
-
-
-def _is_kind(table: Table, kinds: Iterable[Kind], rows: Integers | None = None) -> Booleans:
-    """Return which of some rows, or of all, are of some kinds."""
-    wanted = {kind.value for kind in kinds}
-    is_wanted = np.array([kind in wanted for kind in table.kinds], np.bool_)
-    return np.asarray(is_wanted[table.kind if rows is None else table.kind[rows]])
-
-
-def _chunks(table: Table, rows: Integers) -> Iterator[Integers]:
-    """Yield the rows of several steps at a time, by step."""
-    step = codes(table.step[rows])
-    order = stable_order(step)
-    first = np.flatnonzero(np.diff(step[order], prepend=-1))  # of each step
-    edges = first[np.flatnonzero(np.diff(first // _CHUNK, prepend=-1))]
-    if len(rows):
-        yield from np.split(rows[order], edges[1:])
-
-
-def _ordinals(series: Integers, seen: Integers) -> Integers:
-    """Return which recorded step of its series each column is; `seen` counts those before."""
-    number = codes(series)
-    order, counts = stable_order(number), np.bincount(number)
-    ordinal = np.empty(len(series), np.int64)
-    ordinal[order] = np.arange(len(series)) - np.repeat(np.cumsum(counts) - counts, counts)
-    ordinal += seen[series]
-    seen[distinct(series)] += counts
-    return ordinal
+# -- statistics that are far from those of other ranks -------------------------------------------
 
 
 def _episodes(key: Integers, order: Integers, length: int) -> Iterator[tuple[int, int]]:
@@ -184,76 +187,65 @@ def _episodes(key: Integers, order: Integers, length: int) -> Iterator[tuple[int
     yield from zip(by_key[starts[long]].tolist(), by_key[ends[long] - 1].tolist(), strict=True)
 
 
-# -- statistics that are far from those of other ranks -------------------------------------------
-
-
-def _far_cells(
-    table: Table,
-    rows: Integers,
-    series: Integers,
-    column: Integers,
-    order: Integers,
-    groups: Sequence[Sequence[int]],
-) -> tuple[NDArray[Any], ...]:
-    """Return row, series, order and median of the tensors that are far; shards are not compared."""
-    is_shard = _is_kind(table, _PARAMETERS, rows) & table.shard_keys().has(SHARD, rows)
-    is_metric = _is_kind(table, [Kind.METRIC], rows)
-    value, bad = table.column("rm2")[rows], table.nonfinite(rows) > 0
-    if is_metric.any():
-        value[is_metric] = table.column(VALUE)[rows[is_metric]]
-        bad |= is_metric & table.has_number(rows) & ~np.isfinite(value)
-    known = (~np.isnan(value) | bad) & ~is_shard
-    rows, series, order, column = (each[known] for each in (rows, series, order, column))
-    matrix = compared(table.rank[rows], column, value[known], bad[known], groups)
-    at = np.zeros(matrix.far.shape, np.int64)
-    at[codes(table.rank[rows]), codes(column)] = np.arange(len(rows))
-    chosen = at[matrix.far]
-    return rows[chosen], series[chosen], order[chosen], matrix.median[matrix.far]
-
-
-def _far_findings(
-    table: Table, rows: Integers, series: Integers, order: Integers, median: Floats
-) -> Iterator[RankFinding]:
-    """Yield one finding for each rank and time in which some of its tensors are far."""
-    rank, seq = table.rank[rows].astype(np.int64), table.values_at("seq", rows)
-    found = [
-        _Episode(int(rank[first]), int(table.step[rows[first]]), int(seq[first]), first,
-                 int(table.step[rows[last]]))
-        for first, last in _episodes(codes(rank, series), order, _PATIENCE)
-    ]  # fmt: skip
-    for members in _overlapping(sorted(found)):
-        one = members[0]
-        record = _record_at(table, rows[one.first])
-        is_metric = record.kind is Kind.METRIC
-        number = table.column(VALUE if is_metric else "rm2")[rows[one.first]]
-        is_bad = table.nonfinite(rows[[one.first]])[0] > 0 or not np.isfinite(number)
-        held = f"its {'value' if is_metric else 'RMS'} is {number:.4g}"
-        tensors = len({int(series[each.first]) for each in members})
-        more = f"; {tensors:,} of its tensors are far" if tensors > 1 else ""
-        message = (
-            f"rank {one.rank} is far from the other ranks since step {one.step:,}: "
-            f"{'it holds NaN or Inf' if is_bad else held}, "
-            f"their median is {median[one.first]:.4g}{more}"
-        )
-        yield RankFinding(
-            OUTLIER, (one.rank,), record.name, record.kind, module_of(record), one.step,
-            max(each.last_step for each in members), tensors, message,
-        )  # fmt: skip
-
-
-class _Episode(NamedTuple):
-    """A tensor of a rank that is far for some steps; `first` is its first cell."""
+class _Far(NamedTuple):
+    """A tensor of a rank that is far for some steps."""
 
     rank: int
     step: int
     seq: int
-    first: int
     last_step: int
+    kind: str
+    name: str
+    value: float
+    median: float
+    is_bad: bool
 
 
-def _overlapping(found: list[_Episode]) -> Iterator[list[_Episode]]:
+def _far_tensors(table: Table, own: _Rows, groups: Sequence[Sequence[int]]) -> Iterator[_Far]:
+    """Yield for which steps and ranks a tensor is far; shards are not compared."""
+    value, bad = values_of(table, own.rows)
+    known = ~np.isnan(value) | bad
+    if own.kind in PARAMETERS:
+        known &= ~table.shard_keys().has(SHARD, own.rows)
+    rows, order, value, bad = own.rows[known], own.order[known], value[known], bad[known]
+    matrix = compared(table.rank[rows], order, value, bad, groups)
+    if not matrix.far.any():
+        return
+    at = np.zeros(matrix.far.shape, np.int64)
+    at[codes(table.rank[rows]), codes(order)] = np.arange(len(rows))
+    chosen, median = at[matrix.far], matrix.median[matrix.far]
+    step, seq = table.step[rows[chosen]], table.values_at("seq", rows[chosen])
+    rank = table.rank[rows[chosen]]
+    for first, last in _episodes(codes(rank), order[chosen], _PATIENCE):
+        number = float(value[chosen[first]])
+        is_bad = bool(bad[chosen[first]]) or not np.isfinite(number)
+        yield _Far(
+            int(rank[first]), int(step[first]), int(seq[first]), int(step[last]), own.kind,
+            own.name, number, float(median[first]), is_bad,
+        )  # fmt: skip
+
+
+def _far_findings(table: Table, found: list[_Far]) -> Iterator[RankFinding]:
+    """Yield one finding for each rank and time in which some of its tensors are far."""
+    for members in _overlapping(sorted(found)):
+        one = members[0]
+        what = "value" if one.kind == Kind.METRIC else "RMS"
+        held = "it holds NaN or Inf" if one.is_bad else f"its {what} is {one.value:.4g}"
+        tensors = len({(each.kind, each.name) for each in members})
+        more = f"; {tensors:,} of its tensors are far" if tensors > 1 else ""
+        message = (
+            f"rank {one.rank} is far from the other ranks since step {one.step:,}: "
+            f"{held}, their median is {one.median:.4g}{more}"
+        )
+        yield RankFinding(
+            OUTLIER, (one.rank,), one.name, Kind(one.kind), _module(table, one.kind, one.name),
+            one.step, max(each.last_step for each in members), tensors, message,
+        )  # fmt: skip
+
+
+def _overlapping(found: list[_Far]) -> Iterator[list[_Far]]:
     """Yield the episodes of each rank that overlap; `found` is by rank and first step."""
-    members: list[_Episode] = []
+    members: list[_Far] = []
     for each in found:
         if members and (
             each.rank != members[0].rank or each.step > max(m.last_step for m in members)
@@ -268,107 +260,77 @@ def _overlapping(found: list[_Episode]) -> Iterator[list[_Episode]]:
 # -- replicas that differ --------------------------------------------------------------------------
 
 
-class _Replicas:
-    """Compares weights and optimizer state that several ranks have, by statistics and digests.
+class _Unequal(NamedTuple):
+    """A tensor of which some ranks are outvoted for some steps."""
+
+    step: int
+    seq: int
+    kind: str
+    name: str
+    ranks: tuple[int, ...]
+    replicas: int
+    last_step: int
+
+
+def _unequal_tensors(table: Table, series: Sequence[_Rows]) -> Iterator[_Unequal]:
+    """Yield weights and optimizer state that differ, by statistics and digests.
 
     Plain tensors with the same name need not be replicas: ranks may train models of their own, or
     split tensors by hand. They count as replicas if most ranks had the same one at some time, or
     its gradient. If all elements are equal, as those of biases and norms at first, this tells
     nothing before the third record: a warmup may leave them as they are in the first step.
     """
-
-    def __init__(self, table: Table) -> None:
-        self._table = table
-        self._alike = np.zeros(len(table.names), np.bool_)  # names that most ranks had alike
-        self._early: list[Integers] = []  # rows of tensors that most ranks had alike at first
-        rows = np.flatnonzero(_is_kind(table, _REPLICATED))
-        ends = table.take(rows[[0, -1]] if len(rows) else rows, ["digest"]).column(0)
-        # with `track(digests=True)` all of them have one
-        self._digests = table.digests() if ends.null_count < len(ends) else None
-
-    def unequal(
-        self, rows: Integers, series: Integers, order: Integers
-    ) -> tuple[NDArray[Any], ...]:
-        """Return row, series, order, cell and number of replicas of those that are outvoted."""
-        table, keys = self._table, self._table.shard_keys()
-        wanted = _is_kind(table, _PARAMETERS, rows) & ~keys.has(PARTIAL, rows)
-        wanted &= table.column("count")[rows] > 0
-        rows, series, order = rows[wanted], series[wanted], order[wanted]
-        is_shard = keys.has(SHARD, rows)
-        cell = codes(same_tensor(table, rows), np.where(is_shard, keys.place[rows], -1))
-        size = np.bincount(cell)[cell]
-        content = codes(cell, self._contents(rows, cell, size).view(np.int64))
-        is_right = 2 * np.bincount(content)[content] > size
-        is_alike = (size > 1) & (is_shard | is_right)
-        self._alike[table.name[rows[is_alike & (is_shard | (order > 1))]]] = True
-        early = np.flatnonzero(is_alike & ~is_shard & (order < 2))
-        self._early.append(rows[early[first_of(codes(cell[early]))]])
-        chosen = ~is_right & _is_kind(table, _REPLICATED, rows)
-        return rows[chosen], series[chosen], order[chosen], cell[chosen], size[chosen]
-
-    def _contents(self, rows: Integers, cell: Integers, size: Integers) -> NDArray[np.uint64]:
-        """Return 64 bits of each row that differ if its statistics or its digest do."""
-        content = self._table.contents()[rows]
-        if self._digests is None:
-            return content
-        digest = self._digests[rows]
-        has_all = np.bincount(cell, digest > 0)[cell] == size
-        return content ^ np.where(has_all, digest, 0).astype(np.uint64)
-
-    def findings(
-        self, rows: Integers, series: Integers, order: Integers, cell: Integers, size: Integers
-    ) -> Iterator[RankFinding]:
-        """Yield one finding for tensors of the same ranks that begin to differ at the same step."""
-        table = self._table
-        if not len(rows):
-            return
-        early = np.sort(np.concatenate(self._early))
-        early = early[np.isin(table.name[early], table.name[rows])]
-        low, high = (numbers(c) for c in table.take(early, ["min", "max"]).columns)
-        self._alike[table.name[early[low != high]]] = True
-        chosen = np.flatnonzero(self._alike[table.name[rows]])
-        if not len(chosen):
-            return
-        by = table.rank[rows], cell, series, table.step[rows]
-        chosen = chosen[np.lexsort([column[chosen] for column in by])]
-        rows, series, order, cell, size = (c[chosen] for c in (rows, series, order, cell, size))
-        step, rank = table.step[rows], table.rank[rows]
-        starts = np.flatnonzero(np.diff(codes(step, series, cell), prepend=-1))  # of each tensor
-        ends = np.append(starts[1:], len(rows))
-        # the same number for the same ranks
-        code = codes(rank)
-        random_numbers = np.random.default_rng(0).integers(1 << 62, size=int(code.max()) + 1)
-        ranks = np.add.reduceat(random_numbers[code], starts)
-        begun: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for first, last in _episodes(codes(ranks, series[starts]), order[starts], 1):
-            began = int(step[starts[first]]), int(ranks[first])
-            begun.setdefault(began, []).append((int(starts[first]), int(starts[last])))
-        for found in begun.values():
-            seq = table.values_at("seq", rows[[first for first, _ in found]])
-            first = found[int(np.argmin(seq))][0]
-            outvoted = rank[first : ends[np.searchsorted(starts, first)]].tolist()
-            yield _unequal_finding(
-                _record_at(table, rows[first]), outvoted, int(size[first]), int(step[first]),
-                max(int(step[last]) for _, last in found),
-                len({int(series[each]) for each, _ in found}),
-            )  # fmt: skip
+    series = [each for each in series if each.kind in PARAMETERS and len(each.rows)]
+    if not series:
+        return
+    rows, order = (np.concatenate([each[i] for each in series]) for i in (2, 3))
+    number = np.repeat(np.arange(len(series)), [len(each.rows) for each in series])
+    keys = table.shard_keys()
+    wanted = (table.column("count")[rows] > 0) & ~keys.has(PARTIAL, rows)
+    rows, order, number = rows[wanted], order[wanted], number[wanted]
+    cell, bits = replicas_of(table, rows)
+    size, content = np.bincount(cell)[cell], codes(cell, bits.view(np.int64))
+    is_right, is_shard = 2 * np.bincount(content)[content] > size, keys.has(SHARD, rows)
+    tells = is_shard | (order > 1) | (table.column("min")[rows] != table.column("max")[rows])
+    alike = np.unique(table.name[rows[(size > 1) & (is_shard | is_right) & tells]])
+    chosen = ~is_right & is_kind(table, REPLICATED, rows) & np.isin(table.name[rows], alike)
+    rows, order, number, cell, size = (c[chosen] for c in (rows, order, number, cell, size))
+    by = np.lexsort((table.rank[rows], cell, number, order))
+    rows, order, number, cell, size = (c[by] for c in (rows, order, number, cell, size))
+    step, rank, seq = table.step[rows], table.rank[rows], table.values_at("seq", rows)
+    starts = np.flatnonzero(np.diff(codes(order, number, cell), prepend=-1))  # of each tensor
+    ends = np.append(starts[1:], len(rows))
+    # the same number for the same ranks
+    ranks = np.add.reduceat(mixed([rank], len(rank)), starts) if len(rows) else starts
+    key = codes(ranks.view(np.int64), number[starts])
+    for first, last in _episodes(key, order[starts], 1):
+        at, own = starts[first], series[number[starts[first]]]
+        yield _Unequal(
+            int(step[at]), int(seq[at]), own.kind, own.name,
+            tuple(rank[at : ends[first]].tolist()), int(size[at]), int(step[starts[last]]),
+        )  # fmt: skip
 
 
-def _unequal_finding(
-    record: Record, ranks: list[int], replicas: int, step: int, last_step: int, tensors: int
-) -> RankFinding:
-    what = f"{record.name} ({record.kind.value})"
-    if len(ranks) < replicas:
-        has = "has" if len(ranks) == 1 else "have"
-        others = f"the other {replicas - len(ranks):,}"
-        message = f"{_words(ranks)} {has} another {what} than {others} since step {step:,}"
-    else:
-        message = f"{what} differs between {_words(ranks)} since step {step:,}, without a majority"
-    message += f"; {tensors:,} tensors differ" if tensors > 1 else ""
-    return RankFinding(
-        REPLICAS, tuple(ranks), record.name, record.kind, module_of(record), step, last_step,
-        tensors, message,
-    )  # fmt: skip
+def _unequal_findings(table: Table, found: list[_Unequal]) -> Iterator[RankFinding]:
+    """Yield one finding for tensors of the same ranks that begin to differ at the same step."""
+    begun: dict[tuple[int, tuple[int, ...]], list[_Unequal]] = {}
+    for each in sorted(found):
+        begun.setdefault((each.step, each.ranks), []).append(each)
+    for members in begun.values():
+        one, tensors = members[0], len({(each.kind, each.name) for each in members})
+        what = f"{one.name} ({one.kind})"
+        if len(one.ranks) < one.replicas:
+            has = "has" if len(one.ranks) == 1 else "have"
+            message = f"{_words(one.ranks)} {has} another {what} than the other "
+            message += f"{one.replicas - len(one.ranks):,} since step {one.step:,}"
+        else:
+            message = f"{what} differs between {_words(one.ranks)} since step {one.step:,}, "
+            message += "without a majority"
+        message += f"; {tensors:,} tensors differ" if tensors > 1 else ""
+        yield RankFinding(
+            REPLICAS, one.ranks, one.name, Kind(one.kind), _module(table, one.kind, one.name),
+            one.step, max(each.last_step for each in members), tensors, message,
+        )  # fmt: skip
 
 
 def _words(ranks: Sequence[int]) -> str:
@@ -388,30 +350,20 @@ def _words(ranks: Sequence[int]) -> str:
 
 def ranks_behind(table: Table, now_ns: int | None = None) -> list[RankFinding]:
     """Return the ranks that most ranks have overtaken, or that have stopped recording."""
-    rows = np.flatnonzero(_is_kind(table, COMPARED))
-    return list(_late_findings(table, rows, progress(table, rows), now_ns))
+    return list(_late_findings(table, progress(table), now_ns))
 
 
-def _late_findings(
-    table: Table, rows: Integers, made: RankProgress, now_ns: int | None
-) -> Iterator[RankFinding]:
+def _late_findings(table: Table, made: RankProgress, now_ns: int | None) -> Iterator[RankFinding]:
     half = len(made.ranks) // 2
     newest = np.sort(made.last)[::-1][half : half + 1]  # more than half of the ranks were so far
     late = made.last < newest
     if not late.any():
         return
-    rank, step = table.rank[rows], table.step[rows]
     # to read times of all ranks takes long: a few of those that are not late stand for most
     others = made.ranks[~late][:_WITNESSES]
-    chosen = rows[np.isin(rank, [*others, *made.ranks[late]])]
-    of_last = chosen[
-        table.step[chosen] == made.last[np.searchsorted(made.ranks, table.rank[chosen])]
-    ]
-    ends = len(of_last) - 1 - first_of(codes(table.rank[of_last])[::-1])
-    known = distinct(table.rank[of_last]).tolist()
-    times = dict(zip(known, _times(table, of_last[ends]).tolist(), strict=True))
+    times = last_times(table, made, np.append(others, made.ranks[late]))
     now = int(np.median([times[each] for each in others.tolist()])) if now_ns is None else now_ns
-    steps = distinct(step)
+    steps = table.steps()
     steps = steps[steps <= newest]
     for number, last in zip(made.ranks[late].tolist(), made.last[late].tolist(), strict=True):
         missed = steps[np.searchsorted(steps, last, side="right") :]
@@ -419,9 +371,8 @@ def _late_findings(
         is_slow = False
         if len(missed) >= _LATE_STEPS:
             # records may arrive late: what counts is how far most ranks were at that time
-            of_step = rows[(step == missed[_LATE_STEPS - 1]) & np.isin(rank, others)]
-            reached = _times(table, of_step[first_of(codes(table.rank[of_step]))])
-            is_slow = 2 * int((reached <= times[number]).sum()) > len(others)
+            reached = _reached(table, int(missed[_LATE_STEPS - 1]), others)
+            is_slow = 2 * sum(time <= times[number] for time in reached) > len(others)
         if is_slow or seconds > _LATE_SECONDS:
             plural = "s" if len(missed) > 1 else ""
             message = (
@@ -435,12 +386,23 @@ def _late_findings(
             )  # fmt: skip
 
 
-def _times(table: Table, rows: Integers) -> Integers:
-    return numbers(table.take(rows, ["time_ns"]).column("time_ns"))
+def _reached(table: Table, step: int, ranks: Integers) -> list[int]:
+    """Return when ranks recorded a step: the first tensor that each has there."""
+    whole, found = table.index(), dict[int, int]()
+    for kind, name in sorted(names_of(whole, np.flatnonzero(whole.step == step))):
+        few = table.near([(kind, name)])
+        rows = few.series(kind, name)
+        rows = rows[(few.step[rows] == step) & np.isin(few.rank[rows], ranks)]
+        times = numbers(few.take(rows, ["time_ns"]).column("time_ns")).tolist()
+        for rank, time_ns in zip(few.rank[rows].tolist(), times, strict=True):
+            found.setdefault(rank, time_ns)
+        if len(found) == len(ranks):
+            break
+    return list(found.values())
 
 
-def _record_at(table: Table, row: int) -> Record:
-    """Return a record with the name, the kind and the tags of a row."""
-    (tags,) = table.take(np.array([row]), ["tags"]).column("tags").to_pylist()
-    name, kind = table.names[table.name[row]], Kind(table.kinds[table.kind[row]])
-    return Record(name, kind, 0, 0, 0, 0, 1, 0, tags=dict(tags or ()))
+def _module(table: Table, kind: str, name: str) -> str:
+    """Return the module of a tensor."""
+    few = table.near([(kind, name)])
+    (tags,) = few.take(few.series(kind, name)[:1], ["tags"]).column("tags").to_pylist()
+    return module_of(Record(name, Kind(kind), 0, 0, 0, 0, 1, 0, tags=dict(tags or ())))

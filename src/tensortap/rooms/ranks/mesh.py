@@ -49,24 +49,34 @@ def mesh_layout(table: Table) -> MeshLayout:
 
 def _read_layout(table: Table, ranks: list[int]) -> MeshLayout:
     numbered = MeshLayout(_NUMBERED, {rank: (rank,) for rank in ranks})
-    codes = [i for i, kind in enumerate(table.kinds) if kind in _PARAMETERS]
-    rows = np.flatnonzero(np.isin(table.kind, codes))
-    # one parameter of each rank tells where it is
-    rows = rows[np.unique(table.rank[rows], return_index=True)[1]]
-    if len(rows) < len(ranks) or not len(rows):
-        return numbered
-    rows = np.sort(rows)
-    texts = table.shard_keys().meshes(rows)
     places: dict[int, tuple[int, ...]] = {}
     meshes = set()
-    for rank, text in zip(table.rank[rows].tolist(), texts, strict=True):
+    for rank, text in _mesh_tags(table, len(ranks)).items():
         found = re.findall(r"(\S+)=(\d+)/(\d+)", text)  # such as dp=0/2 tp=1/4
         places[rank] = tuple(int(index) for _, index, _ in found)
         meshes.add(tuple((dim, size) for dim, _, size in found))
-    mesh = meshes.pop()
+    mesh = meshes.pop() if meshes else ()
     if not mesh or meshes or len(set(places.values())) < len(ranks):
         return numbered
     return MeshLayout(tuple(dim for dim, _ in mesh), dict(sorted(places.items())))
+
+
+def _mesh_tags(table: Table, ranks: int) -> dict[int, str]:
+    """Return the tag ``mesh`` of one parameter of each rank, of as few parameters as possible."""
+    whole, found = table.index(), dict[int, str]()
+    series = [(kind, name) for kind in _PARAMETERS for name in table.layers(kind)]
+    for is_new in (True, False):  # first those of whose lowest rank nothing is known
+        for kind, name in series:
+            first = whole.series(kind, name)[:1]
+            if len(found) == ranks or (is_new and int(whole.rank[first[0]]) in found):
+                continue
+            few = table.near([(kind, name)])
+            rows = few.series(kind, name, ordered=False)
+            rows = rows[np.unique(few.rank[rows], return_index=True)[1]]
+            tags = few.take(rows, ["tags"]).column("tags").to_pylist()
+            for rank, each in zip(few.rank[rows].tolist(), tags, strict=True):
+                found.setdefault(rank, dict(each or ()).get("mesh", ""))
+    return found
 
 
 class RankGroup(NamedTuple):

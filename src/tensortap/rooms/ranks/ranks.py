@@ -10,7 +10,8 @@ import numpy as np
 
 from tensortap.core.record import Kind
 from tensortap.rooms.ranks.mesh import mesh_layout
-from tensortap.table.numbering import codes, distinct
+from tensortap.runs.arrow import numbers
+from tensortap.table.numbering import codes
 from tensortap.table.shard_keys import LAYOUT
 
 if TYPE_CHECKING:
@@ -66,30 +67,34 @@ def over_steps(table: Table, kind: str, name: str, metric: str) -> RankMatrix:
     key = table.generation, table.version, kind, name, metric
     known = _last_matrix.get(table)
     if known is None or known[0] != key:
-        few = table.near(kind, name)
+        few = table.near([(kind, name)])
         rows = few.series(kind, name, ordered=False)
-        known = _last_matrix[table] = key, _matrix(few, rows, few.step[rows], metric)
+        matrix = _matrix(few, rows, few.step[rows], metric, alike_groups(table))
+        known = _last_matrix[table] = key, matrix
     return known[1]
 
 
 def over_names(
     table: Table, kind: str, step: int, metric: str, names: Sequence[str] | None = None
 ) -> RankMatrix:
-    """Return a statistic of all names of a kind at one step: ranks by names."""
-    code = table.kinds.index(kind) if kind in table.kinds else -1
-    rows = np.flatnonzero((table.step == step) & (table.kind == code))
-    if names is not None:
-        wanted = set(names)
-        known = [i for i, name in enumerate(table.names) if name in wanted]
-        rows = rows[np.isin(table.name[rows], known)]
-    return _matrix(table, rows, table.name[rows].astype(np.int64), metric)
+    """Return a statistic of all names of a kind at one step: ranks by names of `table.index()`."""
+    few = table.at_step(step)
+    code = few.kinds.index(kind) if kind in few.kinds else -1
+    rows = np.flatnonzero((few.step == step) & (few.kind == code))
+    number = {name: i for i, name in enumerate(table.index().names)}
+    wanted = number if names is None else set(names)
+    column = np.array([number[n] if n in wanted else -1 for n in few.names], np.int64)
+    rows = rows[column[few.name[rows]] >= 0]
+    return _matrix(few, rows, column[few.name[rows]], metric, alike_groups(table))
 
 
-def _matrix(table: Table, rows: Integers, column: Integers, metric: str) -> RankMatrix:
+def _matrix(
+    table: Table, rows: Integers, column: Integers, metric: str, groups: Groups
+) -> RankMatrix:
     known = table.is_known(metric, rows)
     rows, column = rows[known], column[known]
     value, bad = table.column(metric)[rows], table.nonfinite(rows) > 0
-    return compared(table.rank[rows], column, value, bad, alike_groups(table))
+    return compared(table.rank[rows], column, value, bad, groups)
 
 
 def compared(
@@ -100,7 +105,7 @@ def compared(
     A cell is far if it is `FAR` deviations from the median of its group of ranks and `FACTOR` times
     as large or as small, or if it is not finite while most ranks are. `bad` values are not finite.
     """
-    ranks, columns = distinct(rank.astype(np.int64)), distinct(column)
+    ranks, columns = np.unique(rank.astype(np.int64)), np.unique(column)
     cell = codes(rank) * len(columns) + codes(column)
     values = np.full((len(ranks), len(columns)), np.nan)
     values.ravel()[cell] = value
@@ -183,9 +188,9 @@ def _is_alike(table: Table, dim: str) -> bool:
     if not _UNNAMED.fullmatch(dim):
         return any(_ALIKE.fullmatch(part) for part in re.split(r"[^a-z]+", dim.lower()))
     # a mesh without names is that of FSDP or of tensor parallelism, whose outputs have a layout
-    kinds, flags = table.kinds, table.shard_keys().flags
-    code = kinds.index(Kind.ACTIVATION.value) if Kind.ACTIVATION.value in kinds else -1
-    return not ((table.kind == code) & ((flags & LAYOUT) > 0)).any()
+    whole = table.index()
+    rows = whole.rows(kind=Kind.ACTIVATION.value)
+    return not whole.shard_keys().has(LAYOUT, rows).any()
 
 
 class RankProgress(NamedTuple):
@@ -198,15 +203,38 @@ class RankProgress(NamedTuple):
     behind: Integers  # recorded steps after its last one
 
 
-def progress(table: Table, rows: Integers | None = None) -> RankProgress:
-    """Return how many of some records each rank has, its first and last step, and who is behind."""
-    is_whole = rows is None or len(rows) == len(table)
-    rank, step = (c if is_whole else c[rows] for c in (table.rank, table.step))
-    ranks, row = distinct(rank.astype(np.int64)), codes(rank)
-    first = np.full(len(ranks), np.iinfo(np.int64).max)
-    last = np.full(len(ranks), np.iinfo(np.int64).min)
-    np.minimum.at(first, row, step)
-    np.maximum.at(last, row, step)
-    steps = distinct(step)
-    behind = len(steps) - np.searchsorted(steps, last, side="right")
-    return RankProgress(ranks, np.bincount(row, minlength=len(ranks)), first, last, behind)
+def progress(table: Table) -> RankProgress:
+    """Return how many records each rank has, its first and last step, and who is behind."""
+    windows, loose = table.compacted() or ((), table)
+    parts = [(r, n, a, b) for w in windows for r, (n, a, b, _) in w.manifest.ranks.items()]
+    rank, code = np.unique(loose.rank, return_inverse=True)
+    for number, each in enumerate(rank.tolist()):
+        step = loose.step[code == number]
+        parts.append((each, len(step), int(step.min()), int(step.max())))
+    given, records, first, last = np.array(parts, np.int64).reshape(-1, 4).T
+    ranks, row = np.unique(given, return_inverse=True)
+    total, begin = np.zeros(len(ranks), np.int64), np.full(len(ranks), np.iinfo(np.int64).max)
+    end = np.full(len(ranks), np.iinfo(np.int64).min)
+    np.add.at(total, row, records)
+    np.minimum.at(begin, row, first)
+    np.maximum.at(end, row, last)
+    steps = table.steps()
+    behind = len(steps) - np.searchsorted(steps, end, side="right")
+    return RankProgress(ranks, total, begin, end, behind)
+
+
+def last_times(table: Table, made: RankProgress, ranks: Integers) -> dict[int, int]:
+    """Return the time of the newest record of some ranks."""
+    windows, loose = table.compacted() or ((), table)
+    last = dict(zip(made.ranks.tolist(), made.last.tolist(), strict=True))
+    found: dict[int, int] = {}
+    for window in windows:
+        for rank, (_, _, step, time_ns) in window.manifest.ranks.items():
+            if step == last[rank]:
+                found[rank] = max(time_ns, found.get(rank, time_ns))
+    rows = np.flatnonzero(np.isin(loose.rank, ranks))
+    rows = rows[loose.step[rows] == made.last[np.searchsorted(made.ranks, loose.rank[rows])]]
+    times = numbers(loose.take(rows, ["time_ns"]).column("time_ns")).tolist()
+    for rank, time_ns in zip(loose.rank[rows].tolist(), times, strict=True):
+        found[rank] = max(time_ns, found.get(rank, time_ns))
+    return found

@@ -67,7 +67,7 @@ class RankWatch:
 
     def _recent_records(self, most: int) -> Table:
         """Return a table of at most so many of the newest records, to which later ones come."""
-        from tensortap.rooms.ranks.findings import COMPARED
+        from tensortap.rooms.ranks.suspects import COMPARED
         from tensortap.table.sources import RecordSource
         from tensortap.table.table import Table
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,8 +28,12 @@ from tensortap.rooms.figures.figures.theme import (
     text,
 )
 from tensortap.rooms.formats.losses import Limits, has_limits, limits, losses
-from tensortap.table.columns import Exponents
+from tensortap.runs.arrow import numbers
+from tensortap.table.columns import Exponents, exponents, has_tag
 from tensortap.table.table import Table, locked
+
+if TYPE_CHECKING:
+    from tensortap.table.sources import Integers
 
 _MAX_PANELS = 48
 
@@ -137,7 +141,7 @@ def _limits(formats: Iterable[str], values: StepExponents) -> list[Limits]:
 def _read(table: Table, name: str, kind: str, step: int, rank: int | None) -> StepExponents | None:
     """Return the exponents of a tensor at a step, or None if it was not captured."""
     rows = table.series(kind, name, rank)
-    rows = table.without_recomputed(rows[table.step[rows] == step])
+    rows = _without_recomputed(table, rows[table.step[rows] == step])
     if not len(rows):
         return None
 
@@ -145,7 +149,7 @@ def _read(table: Table, name: str, kind: str, step: int, rank: int | None) -> St
         counts = table.column(statistic)[rows] if table.has(statistic) else np.zeros(1)
         return int(np.nan_to_num(counts).sum())
 
-    each = table.exponents(rows)
+    each = exponents(table, rows)
     if not each.counts.any() and not total("count"):
         return None
     whole = Exponents(
@@ -156,8 +160,27 @@ def _read(table: Table, name: str, kind: str, step: int, rank: int | None) -> St
     )
     infs = total("posinfs") + total("neginfs")
     dtype = table.dtypes[table.dtype[rows[0]]]
-    below, above = (int(counts.sum()) for counts in table.outside_range(rows))
+    below, above = (int(counts.sum()) for counts in outside_range(table, rows))
     return StepExponents(whole, total("zeros"), total("nans"), infs, dtype, below, above)
+
+
+def _without_recomputed(table: Table, rows: Integers) -> Integers:
+    """Return `rows` without those that activation checkpointing computed a second time."""
+    keys = np.stack([table.step[rows], table.rank[rows]])
+    if len(rows) < 2 or np.unique(keys, axis=1).shape[1] == len(rows):
+        return rows
+    return rows[~has_tag(table.take(rows, ["tags"]), "recompute")]
+
+
+def outside_range(table: Table, rows: Integers) -> tuple[Integers, Integers]:
+    """Return how many values of each row lie below and above the counted exponents.
+
+    Runs and sessions count all exponents; a LogFrame may be limited to a range.
+    """
+    if not table.is_clipped:
+        return np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+    taken = table.take(rows, ["below", "above"])
+    return numbers(taken.column("below")), numbers(taken.column("above"))
 
 
 def _exponent_range(shown: Iterable[StepExponents], targets: Iterable[Limits]) -> tuple[int, int]:

@@ -91,6 +91,7 @@ def training_curves(
         metrics = table.metrics(rank)
         if metrics or not table.has("value"):
             return metrics
+        table = table.index()
         value = table.column("value")
         kind_of: dict[str, str] = {}
         for kind in (Kind.LOCAL.value, Kind.VALUE.value):

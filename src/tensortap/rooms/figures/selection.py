@@ -1,4 +1,4 @@
-"""Resolves what people type (kinds, layers, statistics, steps, ranks) against a table.
+"""Resolves what people type (kinds, layers, statistics, steps) against a table.
 
 Errors name what is available.
 """
@@ -132,19 +132,3 @@ def choose_step(table: Table, kind: str, names: Sequence[str], step: int | None)
         return int(step)
     near = nearest_steps(step, set(steps.tolist()))
     raise NotFound(f"no {kind} of {names[0]!r} at step {step}; {near}")
-
-
-def choose_rank(table: Table, rank: int | str | None) -> tuple[Table, int | None]:
-    """Return the table to read and the rank to read of it, None for all of its rows.
-
-    `rank` is a number, ``"all"``, or ``"whole"`` (also None): what the ranks recorded of each
-    tensor, merged.
-    """
-    if rank in (None, "whole"):
-        return table.whole(), None
-    if rank == "all":
-        return table, None
-    if rank not in table.ranks():
-        ranks = listed(table.ranks())
-        raise NotFound(f"no rank {rank}; there is {ranks}, and rank='all' or 'whole'")
-    return table, int(rank)
