@@ -82,12 +82,21 @@ class WindowFile:
     def groups(self, kind: str | None = None, name: str | None = None) -> Iterable[int]:
         """Return the row groups, or those that may hold a name."""
         for group in range(len(self.sizes)):
-            if kind is None or (self._may_hold(group, 1, kind) and self._may_hold(group, 0, name)):
+            if kind is None or name is None or (
+                self._may_hold(group, "kind", kind) and self._may_hold(group, "name", name)
+            ):
                 yield group
 
-    def _may_hold(self, group: int, column: int, text: Any) -> bool:
-        found = self.footer.row_group(group).column(column).statistics
-        return found is None or not found.has_min_max or found.min <= text <= found.max
+    def _may_hold(self, group: int, column: str, text: str) -> bool:
+        low, high = self.bounds(group, column)
+        return low <= text <= high
+
+    def bounds(self, group: int, column: str) -> tuple[str, str]:
+        """Return the first and the last name, or kind, of a row group, as far as it is known."""
+        at = ("name", "kind").index(column)
+        found = self.footer.row_group(group).column(at).statistics
+        known = found is not None and found.has_min_max
+        return (found.min, found.max) if known else ("", "\U0010ffff")
 
     def read(self, group: int, columns: list[str]) -> pa.Table:
         """Return columns of a row group."""
