@@ -111,13 +111,14 @@ class ComparedRun:
         return self._known_bounds[first]
 
     def table(self) -> Table:
-        """Return the table of all records."""
-        if isinstance(self.reader, RunReader):
-            self._table = self._table or table_of(self.reader)
-            return self._table
-        held = [record for name in self.reader.names() for record in self.reader.records(name)]
-        self._held = {_place(record): record for record in held}
-        return Table(lambda: RecordSource(lambda seen: held[seen:], values=False))
+        """Return the table of all records; those that a live session gets later do not count."""
+        if self._table is None and isinstance(self.reader, RunReader):
+            self._table = table_of(self.reader)
+        elif self._table is None:
+            held = [record for name in self.reader.names() for record in self.reader.records(name)]
+            self._held = {_place(record): record for record in held}
+            self._table = Table(lambda: RecordSource(lambda seen: held[seen:], values=False))
+        return self._table
 
     def file(self, part: RecordPart) -> Path | None:
         """Return the file of a dumped object, if the record has one."""

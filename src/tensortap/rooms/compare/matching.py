@@ -178,7 +178,7 @@ def pair(a: ChosenRecords, b: ChosenRecords) -> Pairs:
     joined = pa.table([*left, a.rows], [*keys, "a"]).join(
         pa.table([*right, b.rows], [*keys, "b"]), keys, join_type="full outer"
     )
-    rows_a, rows_b = (np.asarray(joined.column(name).fill_null(-1)) for name in "ab")
+    rows_a, rows_b = (numbers(joined.column(name).fill_null(-1)) for name in "ab")
     both = (rows_a >= 0) & (rows_b >= 0)
     return Pairs(rows_a[both], rows_b[both], rows_a[rows_b < 0], rows_b[rows_a < 0])
 
@@ -284,11 +284,11 @@ def _known_cells(a: Table, b: Table, rows_a: Integers, rows_b: Integers, layouts
 
     shards = layouts[0].is_placed(rows_a) & layouts[1].is_placed(rows_b)
     places = ["shape", "shard_offsets"] if shards.any() else []
-    columns = ["digest", "dtype", "value", "payloads", *STATISTICS, *places]
+    columns = ["digest", "value", "payloads", *STATISTICS, *places]
     cells = a.take(rows_a, columns), b.take(rows_b, columns)
 
     def equal(name: str) -> Booleans:
-        return np.asarray(pc.fill_null(pc.equal(*(each.column(name) for each in cells)), False))
+        return _bools(pc.equal(*(each.column(name) for each in cells)))
 
     def valid(name: str) -> list[Booleans]:
         return [is_valid(each.column(name)) for each in cells]
@@ -296,7 +296,9 @@ def _known_cells(a: Table, b: Table, rows_a: Integers, rows_b: Integers, layouts
     alike = np.logical_and.reduce([_same_bits(*(c.column(n) for c in cells)) for n in STATISTICS])
     only_statistics = [only_has_statistics(each) for each in cells]
     digests, values, payloads = valid("digest"), valid("value"), valid("payloads")
-    by_digest = equal("digest") & equal("dtype")
+    dtypes = [np.array(each.dtypes, np.object_) for each in (a, b)]
+    same_dtype = dtypes[0][:, None] == dtypes[1]
+    by_digest = equal("digest") & same_dtype[a.dtype[rows_a], b.dtype[rows_b]]
     by_value = equal("value") & ~(payloads[0] | payloads[1]) & values[0] & ~only_statistics[0]
     by_value &= ~layouts[0].has(FILE, rows_a)  # dumped objects are in files of their own
     by_statistics = only_statistics[0] & only_statistics[1] & alike
@@ -309,8 +311,10 @@ def _known_cells(a: Table, b: Table, rows_a: Integers, rows_b: Integers, layouts
 
 def _same_bits(one: pa.ChunkedArray, other: pa.ChunkedArray) -> Booleans:
     """Return which numbers of two columns have the same bits; null is NaN."""
-    x, y = (numbers(each).astype(np.float64, copy=False).view(np.int64) for each in (one, other))
-    return np.asarray(x == y)
+    x, y = (numbers(each) for each in (one, other))
+    if x.dtype != y.dtype:  # one of them has nulls
+        x, y = x.astype(np.float64), y.astype(np.float64)
+    return np.asarray(x.view(np.int64) == y.view(np.int64))
 
 
 def _same_lists(one: pa.ChunkedArray, other: pa.ChunkedArray) -> Booleans:
@@ -328,5 +332,13 @@ def only_has_statistics(cells: pa.Table) -> Booleans:
     import pyarrow.compute as pc
 
     value = cells.column("value")
-    nil = pc.fill_null(pc.equal(value, scalar(NO_VALUE, value.type)), False)
-    return np.asarray(pc.and_(nil, pc.is_valid(cells.column("count"))))
+    nil = _bools(pc.equal(value, scalar(NO_VALUE, value.type)))
+    return nil & is_valid(cells.column("count"))
+
+
+def _bools(cells: pa.ChunkedArray) -> Booleans:
+    """Return bools as an array, null as false; `numpy.asarray` would import pandas."""
+    import pyarrow.compute as pc
+
+    found = numbers(pc.fill_null(cells, False).cast("uint8"))
+    return found.view(np.bool_)

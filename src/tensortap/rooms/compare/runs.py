@@ -12,6 +12,7 @@ from typing import Any
 from tensortap.core.arguments import checked
 from tensortap.core.errors import TensortapError
 from tensortap.core.patterns import TypedPattern
+from tensortap.rooms.compare.around import Around
 from tensortap.rooms.compare.compared_run import ComparedRun, whole
 from tensortap.rooms.compare.explain import explain
 from tensortap.rooms.compare.first import Items, bits_differ, culprit
@@ -59,7 +60,7 @@ def compare_runs(
     differences = [_difference(*each, rules) for each in judged]
     first = next((each for each in differences if not each.expected), None)
     if first is not None:
-        explained = _explained(first, sides, items)
+        explained = _explained(first, sides, items, choice.renames)
         differences[differences.index(first)], first = explained, explained
     bitwise = min((part.bitwise for part in found if part.bitwise), key=_order, default=None)
     bits = None
@@ -89,15 +90,21 @@ def _difference(item: RecordPair, outcome: Outcome, rules: RuleSet) -> Differenc
     return Difference(item.key, outcome.comparison, outcome.by, (), expected)
 
 
-def _explained(first: Difference, sides: Sides, items: Items) -> Difference:
+def _explained(
+    first: Difference, sides: Sides, items: Items, renames: tuple[tuple[str, str], ...]
+) -> Difference:
     """Return the first difference with its explanations."""
     item = items[first.key]
     try:
-        a, b = whole(sides[0], item.a), whole(sides[1], item.b)
+        a = b = None
+        if first.by == "value":
+            a, b = whole(sides[0], item.a), whole(sides[1], item.b)
     except (Disagreement, TensortapError):
         return first
     atol, rtol, *_ = item.tolerance
-    found = explain(a, b, atol=atol, rtol=rtol)
+    is_whole = len(item.a) == len(item.b) == 1 and first.key.rank >= 0
+    around = Around(sides, item, renames) if is_whole else None
+    found = explain(a, b, atol=atol, rtol=rtol, around=around)
     return dataclasses.replace(first, explanations=tuple(map(str, found)))
 
 

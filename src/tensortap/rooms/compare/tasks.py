@@ -157,7 +157,10 @@ def _opened(run: str, trust: bool) -> ComparedRun:
 
 def compare_part(sides: Sides, task: Task, progress: Progress | None = None) -> Found:
     """Compare the records that a task names."""
-    records = (_records(sides[0], task.choice, True), _records(sides[1], task.choice, False))
+    records = (
+        records_of_run(sides[0], task.choice, rename=True),
+        records_of_run(sides[1], task.choice, rename=False),
+    )
     plan = Plan(records, (sides[0].ranks, sides[1].ranks), task.tolerance, task.rules)
     differing: list[Judged] = []
     bitwise: Judged | None = None
@@ -181,15 +184,15 @@ def compare_part(sides: Sides, task: Task, progress: Progress | None = None) -> 
     )  # fmt: skip
 
 
-def _records(side: ComparedRun, choice: Choice, rename: bool) -> ChosenRecords:
-    if choice.tensors is None or choice.steps is None:
+def records_of_run(side: ComparedRun, choice: Choice, *, rename: bool) -> ChosenRecords:
+    """Return the chosen records of a run; of a compacted one, little else is read."""
+    if not side.is_compacted:
         return choose(side.table(), choice, rename=rename)
-    renames = choice.renames if rename else ()
-    own = {
-        (kind, name) for name, kinds in side.names.items() for kind in kinds
-        if (kind, renamed(name, renames)) in choice.tensors
-    }  # fmt: skip
-    return choose(side.part(choice.steps, own), choice, rename=rename)
+    spelled = {name: renamed(name, choice.renames if rename else ()) for name in side.names}
+    kinds = {kind for each in side.names.values() for kind in each}
+    wanted = wanted_tensors(choice, kinds, spelled.values())
+    own = {(kind, name) for name, of in spelled.items() for kind in kinds if (kind, of) in wanted}
+    return choose(side.part(choice.steps or (None, None), own), choice, rename=rename)
 
 
 def _identical(plan: Plan) -> Identical:

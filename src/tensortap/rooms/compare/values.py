@@ -100,10 +100,9 @@ class _Walk:
             self.open.discard(pair)
 
     def _elements(self, a: NDArray[Any], b: NDArray[Any], path: str) -> Comparison:
-        """Compare two arrays; arrays of objects as lists."""
+        """Compare two arrays; arrays of text, dates or objects as lists."""
         if a.shape == b.shape and not (is_number(a.dtype) and is_number(b.dtype)):
-            if a.dtype.kind == "O" or b.dtype.kind == "O":
-                return _Walk(self.rules).compare(a.tolist(), b.tolist(), path)
+            return _Walk(self.rules).compare(a.tolist(), b.tolist(), path)
         return compare_tensors(a, b, self.rules, path)
 
     def _numbers(self, a: Any, b: Any, path: str) -> Comparison:
