@@ -53,17 +53,21 @@ class Around:
         if x.digest and y.digest and len(x.digest) == len(y.digest):
             return x.digest == y.digest
         if x.stats is not None and y.stats is not None:
-            if repr(x.stats) != repr(y.stats) or not x.stats.std > 0:  # constants are alike
-                return False
-            if not (part.has_value and another.has_value):
-                return True
+            if repr(x.stats) != repr(y.stats) or not (part.has_value and another.has_value):
+                return repr(x.stats) == repr(y.stats)
         a, b = self._array(one, part), self._array(other, another)
-        if a is None or b is None or a.dtype != b.dtype or (a == a.flat[0]).all():
-            return False
-        return a.tobytes() == b.tobytes()
+        return a is not None and b is not None and a.tobytes() == b.tobytes()
+
+    def _is_constant(self, side: int) -> bool:
+        stats, found = self._own(side).record.stats, self._array(side, self._own(side))
+        if stats is not None:
+            return not stats.std > 0
+        return found is None or not found.size or bool((found == found.flat[0]).all())
 
     def equal_to(self, side: int) -> str:
         """Return the name of another tensor of the other run that equals the one of this run."""
+        if self._is_constant(side):  # all of them are alike
+            return ""
         step, kind = self.item.key.step, self.item.key.kind
         records = self._records(1 - side, kind, (step, step))
         table, rows = records.table, records.rows[:_MOST]

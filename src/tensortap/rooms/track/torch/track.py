@@ -331,6 +331,10 @@ class ParameterHooks:
                     self.observer.unseen[name] = _LAZY
             else:
                 self._observe(name, Kind.WEIGHT, parameter, {**self._tags(name), **tags})
+        plain = Names(self.root).plain
+        for path, buffer in self.root.named_buffers() if self.observer.inputs else ():
+            if has_values(buffer) and self.observer.wants(Kind.WEIGHT, plain(path)):
+                self._observe(plain(path), Kind.VALUE, buffer, {**tags, "buffer": "1"})
 
     def _observe_initial(self) -> None:
         """Observe the weights before the first update, as of the step before it."""
