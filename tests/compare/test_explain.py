@@ -167,7 +167,8 @@ def test_rounded(name, stored):
         if stored == "float32":
             coarse = coarse.astype(np.float32)
         (found,) = explain(coarse, x)
-        assert str(found).startswith("a is b rounded to ") and name in str(found)
+        assert str(found).startswith("a is b rounded to ")
+        assert name in str(found)
         (found,) = explain(x, coarse)
         assert str(found).startswith("b is a rounded to ")
 

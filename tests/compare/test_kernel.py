@@ -15,6 +15,7 @@ from tensortap.rooms.compare.tensors import coarser, compare_arrays, format_of
 from tests.compare import reference
 from tests.compare.reference import FLOATS, INTS, dtype_of
 
+
 def floats_of(dtype):
     """Any bit pattern: zeros of both signs, subnormals, infinities and NaN among them."""
     size = dtype.itemsize * 8
@@ -202,7 +203,10 @@ def test_ulps_use_the_coarser_dtype():
         coarse = x.astype(dtype_of(name))
         assert compare_arrays(x, coarse, **rules).ulps == 0  # it is the nearest
         assert compare_arrays(coarse, x, **rules).ulps == 0
-    assert compare_arrays(np.float32([1.0]), np.array([1.0078125], ml_dtypes.bfloat16), **rules).ulps == 1
+    assert (
+        compare_arrays(np.float32([1.0]), np.array([1.0078125], ml_dtypes.bfloat16), **rules).ulps
+        == 1
+    )
     assert compare_arrays(np.array([3]), np.array([3.0], np.float16), **rules).ulps == 0
     assert coarser(dtype_of("bfloat16"), dtype_of("float16")) == format_of(dtype_of("bfloat16"))
 

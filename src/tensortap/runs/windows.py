@@ -82,8 +82,10 @@ class WindowFile:
     def groups(self, kind: str | None = None, name: str | None = None) -> Iterable[int]:
         """Return the row groups, or those that may hold a name."""
         for group in range(len(self.sizes)):
-            if kind is None or name is None or (
-                self._may_hold(group, "kind", kind) and self._may_hold(group, "name", name)
+            if (
+                kind is None
+                or name is None
+                or (self._may_hold(group, "kind", kind) and self._may_hold(group, "name", name))
             ):
                 yield group
 

@@ -24,7 +24,9 @@ _MOST = 200  # tensors of a step that are looked at
 class Around:
     """Finds records of the same rank near a pair that differs; shards have none."""
 
-    def __init__(self, sides: Sides, item: RecordPair, renames: tuple[tuple[str, str], ...]) -> None:
+    def __init__(
+        self, sides: Sides, item: RecordPair, renames: tuple[tuple[str, str], ...]
+    ) -> None:
         self.item = item
         self._sides = sides
         self._renames = renames

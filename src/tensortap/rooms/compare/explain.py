@@ -73,9 +73,10 @@ def explain(
             digits = coarser(x.dtype, y.dtype).digits or 53
             case = Case(x, y, max(rtol, 2.0 ** (1 - digits)))
             is_same = x.shape == y.shape
-            if is_same and not compare_arrays(
-                x, y, atol=atol, rtol=rtol, equal_nan=True
-            ).mismatches:
+            if (
+                is_same
+                and not compare_arrays(x, y, atol=atol, rtol=rtol, equal_nan=True).mismatches
+            ):
                 return ()
             tried = OF_VALUES if is_same else (_transposed,)
             found += itertools.chain.from_iterable(hypothesis(case) for hypothesis in tried)
@@ -224,7 +225,8 @@ def _transposed(case: Case) -> Iterator[Explanation]:
         if turned.shape != x.shape or order in seen or order == tuple(sorted(order)):
             continue
         seen.add(order)
-        if _is_evident(*_sampled(x, turned, plain), rtol) and not (
+        one, other, same = _sampled(x, turned, plain)
+        if _is_evident(one, other, same, rtol) and not (
             compare_arrays(x, turned, **rules).mismatches
         ):
             yield Explanation("transposed", f"a is b with its axes in the order {axes}")
@@ -235,7 +237,7 @@ def _rounded(case: Case) -> Iterator[Explanation]:
     if is_whole(case.a.dtype) or is_whole(case.b.dtype):
         return
     for side, own, of in _SIDES:
-        one, other = case[side], case[1 - side]
+        one, other = (case.a, case.b) if side == 0 else (case.b, case.a)
         fits = [
             name for name in _ROUNDED
             if format_of(numpy_dtype(name)).digits < format_of(other.dtype).digits
@@ -340,7 +342,9 @@ def _stale(around: Around) -> Iterator[Explanation]:
     since = [around.unchanged_since(side) for side in (0, 1)]
     for side, own, other in _SIDES:
         if since[side] is not None and around.has_changed(1 - side):
-            yield Explanation("stale", f"{own} has not changed since step {since[side]}, {other} has")
+            yield Explanation(
+                "stale", f"{own} has not changed since step {since[side]}, {other} has"
+            )
 
 
 OF_VALUES = (_zero, _factor, _plus, _transposed, _rounded)

@@ -95,8 +95,11 @@ def _module_around(module: str, items: Items) -> str:
 
     The model goes by its class, and containers such as a ModuleList have no output.
     """
-    outputs = {key.name: pair.a[0].record for key, pair in items.items()
-               if key.kind == Kind.ACTIVATION.value and "input" not in pair.a[0].record.tags}
+    outputs = {
+        key.name: pair.a[0].record
+        for key, pair in items.items()
+        if key.kind == Kind.ACTIVATION.value and "input" not in pair.a[0].record.tags
+    }
     models = [name for name, record in outputs.items() if record.type.endswith(f".{name}")]
     if module in models:
         return ""
@@ -143,15 +146,15 @@ def _last_identical(item: RecordPair, identical: list[Identical]) -> str:
         best = max(best or last, last)
     if best is None:
         return f"no {item.key.kind} before it was compared"
-    return f"last identical: {best[3]}" + (f" at step {best[1]}" if best[1] != item.key.step else "")
+    return f"last identical: {best[3]}" + (
+        f" at step {best[1]}" if best[1] != item.key.step else ""
+    )
 
 
 # -- ranks -----------------------------------------------------------------------------------
 
 
-def _faulty_ranks(
-    first: Difference, items: Items, sides: Sides
-) -> tuple[tuple[int, ...], str]:
+def _faulty_ranks(first: Difference, items: Items, sides: Sides) -> tuple[tuple[int, ...], str]:
     """Return the ranks whose part of the first difference is wrong, and the tensor that tells.
 
     If it is the output of a module, the weights of the module tell more: a wrong weight of one

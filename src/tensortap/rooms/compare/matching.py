@@ -188,7 +188,7 @@ def _keys(*runs: ChosenRecords) -> Iterator[tuple[ChosenRecords, list[NDArray[An
     known: dict[str, int] = {}
     for each in runs:
         table, rows = each.table, each.rows
-        columns = [table.step[rows], table.call[rows]]
+        columns: list[NDArray[Any]] = [table.step[rows], table.call[rows]]
         for texts, column in ((each.names, table.name), (table.kinds, table.kind)):
             shared = np.array([known.setdefault(text, len(known)) for text in texts], np.int32)
             columns.append(shared[column[rows]])
@@ -230,7 +230,7 @@ class Layout(NamedTuple):
 
     def is_placed(self, rows: Integers) -> Booleans:
         """Return which rows are a known part of the whole."""
-        return (self.flags[rows] & (SHARD | PARTIAL)) == SHARD
+        return np.asarray((self.flags[rows] & (SHARD | PARTIAL)) == SHARD)
 
 
 def layout_of(table: Table) -> Layout:

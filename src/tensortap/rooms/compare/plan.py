@@ -120,9 +120,7 @@ class Plan:
         # rows that are not chosen have the number -1
         return [np.append(sharded, False)[of_rows] for of_rows in tensors]
 
-    def _count_equal(
-        self, pairs: Pairs, known: Known, chosen: Booleans, tensors: Integers
-    ) -> None:
+    def _count_equal(self, pairs: Pairs, known: Known, chosen: Booleans, tensors: Integers) -> None:
         """Count tensors of which both runs have equal parts; each batch counts."""
         rows = pairs[self.ordered_by][chosen]
         if not len(rows):

@@ -130,9 +130,7 @@ def _missing(sides: Sides, lone: list[tuple[Key, str]]) -> Iterator[Missing]:
 def _in_order(found: list[Found]) -> dict[Place, float]:
     """Return the sizes of the differences per name, kind and step, in the order of execution."""
     rows = [
-        (place[2], seq, place, size)
-        for part in found
-        for place, (seq, size) in part.sizes.items()
+        (place[2], seq, place, size) for part in found for place, (seq, size) in part.sizes.items()
     ]
     for part in found:
         names, kinds, columns = part.identical

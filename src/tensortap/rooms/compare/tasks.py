@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import logging
 import os
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from tensortap.rooms.compare.rules import RuleSet
 from tensortap.rooms.compare.tensors import Tolerance
 from tensortap.table.numbering import codes, first_of
 
+log = logging.getLogger("tensortap")
 _ROWS = 400_000  # records of a run in a task, about 300 bytes each
 _CHUNK = 64  # pairs per thread and turn
 Progress = Callable[[int, int], object]
@@ -86,24 +88,18 @@ def split(sides: Sides, task: Task) -> list[Task]:
     windows = [side.reader.windows for side in sides]
     ends = sorted(set.intersection(*({each.manifest.last for each in own} for own in windows)))
     low, high = choice.steps or (None, None)
-    steps = [
-        (first, last)
-        for first, last in zip([None, *(end + 1 for end in ends)], [*ends, None], strict=True)
-        if not (low is not None and last is not None and last < low)
-        and not (high is not None and first is not None and first > high)
-    ]
+    inside = [end for end in ends if (low is None or end >= low) and (high is None or end < high)]
+    steps = zip([low, *(end + 1 for end in inside)], [*inside, high], strict=True)
     # of both runs, in all of these windows
     most = 2 * _ROWS * max(len(ends), 1)
     return [
-        task._replace(choice=choice._replace(tensors=tensors, steps=_common(choice.steps, within)))
+        task._replace(choice=choice._replace(tensors=tensors, steps=within))
         for within in steps
         for tensors in _sets({key: n for key, n in counts.items() if key in wanted}, most)
     ]
 
 
-def _sets(
-    counts: dict[tuple[str, str], int], most: int
-) -> Iterator[frozenset[tuple[str, str]]]:
+def _sets(counts: dict[tuple[str, str], int], most: int) -> Iterator[frozenset[tuple[str, str]]]:
     """Yield sets of tensors, in the order of windows, of about as many records as allowed."""
     found: set[tuple[str, str]] = set()
     total = 0
@@ -116,15 +112,6 @@ def _sets(
     yield frozenset(found)
 
 
-def _common(
-    one: tuple[int | None, int | None] | None, other: tuple[int | None, int | None]
-) -> tuple[int | None, int | None]:
-    """Return the steps that are in both ranges."""
-    lows = [steps[0] for steps in (one or (None, None), other) if steps[0] is not None]
-    highs = [steps[1] for steps in (one or (None, None), other) if steps[1] is not None]
-    return max(lows, default=None), min(highs, default=None)
-
-
 def run_tasks(
     sides: Sides,
     tasks: list[Task],
@@ -132,6 +119,8 @@ def run_tasks(
     progress: Progress | None,
 ) -> Iterator[Found]:
     """Yield what each task has found, in order."""
+    if executor is not None and not all(side.is_compacted for side in sides):
+        log.warning("tensortap: comparing in one process: run `tensortap compact` on both runs")
     if len(tasks) == 1:
         yield compare_part(sides, tasks[0], progress)
         return
@@ -147,7 +136,9 @@ def run_tasks(
 
 def _compare_elsewhere(task: Task) -> Found:
     """Run a task in a process of an executor."""
-    return compare_part((_opened(task.runs[0], task.trust), _opened(task.runs[1], task.trust)), task)
+    return compare_part(
+        (_opened(task.runs[0], task.trust), _opened(task.runs[1], task.trust)), task
+    )
 
 
 @functools.lru_cache(maxsize=2)
@@ -199,8 +190,8 @@ def _identical(plan: Plan) -> Identical:
     records = plan.records[plan.ordered_by]
     table, rows = records.table, np.sort(np.concatenate(plan.equal_rows))
     rows = rows[first_of(codes(table.name[rows], table.kind[rows], table.step[rows]))]
-    columns = [column[rows] for column in (table.name, table.kind, table.step, table.seq)]
-    return Identical(records.names, table.kinds, [*columns, table.rank[rows]])
+    columns: tuple[Any, ...] = table.name, table.kind, table.step, table.seq, table.rank
+    return Identical(records.names, table.kinds, [column[rows] for column in columns])
 
 
 def _outcomes(

@@ -78,7 +78,9 @@ class Segments:
         around it. If the gradients of the modules that read it are missing, theirs explain it.
         """
         ends = {node}
-        own = {each for each, found in self._outputs.items() if any(c.site == site for c, _ in found)}
+        own = {
+            each for each, found in self._outputs.items() if any(c.site == site for c, _ in found)
+        }
         readers: dict[str, bool] = {}
         for output, found in self._outputs.items():
             for call, _ in found:

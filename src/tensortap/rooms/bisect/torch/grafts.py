@@ -113,7 +113,7 @@ class ModelGrafts:
                 suspects = self._segments.cut_by(node, site, missing)
                 self._source.swap(Swap(
                     site.module + path, Kind.GRADIENT, None, found, site,
-                    readers=lambda suspects=suspects: suspects,
+                    readers=functools.partial(tuple, suspects),
                 ))  # fmt: skip
 
     @property
