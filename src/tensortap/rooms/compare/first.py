@@ -163,7 +163,8 @@ def _faulty_ranks(first: Difference, items: Items, sides: Sides) -> tuple[tuple[
     key = first.key
     weights = [
         item for at, item in items.items()
-        if (at.kind, at.step) == (Kind.WEIGHT.value, key.step) and at.name.startswith(f"{key.name}.")
+        if (at.kind, at.step) == (Kind.WEIGHT.value, key.step)
+        and at.name.startswith(f"{key.name}.")
     ]  # fmt: skip
     for item, mine in itertools.product((*weights, items[key]), (0, 1)):
         if len(sides[mine].ranks) < 2:
