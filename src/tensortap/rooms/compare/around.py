@@ -67,19 +67,26 @@ class Around:
         return found is None or not found.size or bool((found == found.flat[0]).all())
 
     def equal_to(self, side: int) -> str:
-        """Return the name of another tensor of the other run that equals the one of this run."""
+        """Return the name of another tensor of the other run that equals the one of this run.
+
+        In this run, that one is different: otherwise they are equal by their meaning.
+        """
         if self._is_constant(side):  # all of them are alike
             return ""
+        here = self._equal_names(side, side)
+        return next((name for name in self._equal_names(side, 1 - side) if name not in here), "")
+
+    def _equal_names(self, side: int, other: int) -> list[str]:
+        """Return the tensors of one run in this step that equal the tensor of a run."""
         step, kind = self.item.key.step, self.item.key.kind
-        records = self._records(1 - side, kind, (step, step))
-        table, rows = records.table, records.rows[:_MOST]
-        rows = rows[table.call[rows] == self.item.key.call]
-        for key, part in zip(records.keys(rows), records.parts(rows), strict=True):
-            if key.name != self.item.key.name and self._is_same(
-                side, self._own(side), 1 - side, part
-            ):
-                return key.name
-        return ""
+        records = self._records(other, kind, (step, step))
+        table, rows = records.table, records.rows
+        rows = rows[table.call[rows] == self.item.key.call][:_MOST]
+        return [
+            key.name
+            for key, part in zip(records.keys(rows), records.parts(rows), strict=True)
+            if key.name != self.item.key.name and self._is_same(side, self._own(side), other, part)
+        ]
 
     def _before(self, side: int) -> tuple[int, RecordPart] | None:
         """Return the last step before, and the record of the same name there."""
