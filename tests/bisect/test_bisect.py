@@ -268,6 +268,61 @@ def test_reference_without_inputs_names_both_suspects(tmp_path):
     assert 'kind="all"' in report.notes[-1]
 
 
+class Cut(nn.Module):
+    """A norm after a `detach`: in the code of the model, or in the module before it."""
+
+    def __init__(self, faults=()):
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.norm = nn.Embedding(11, WIDTH), nn.LayerNorm(WIDTH)
+        self.fc1, self.fc2, self.head = (nn.Linear(WIDTH, n) for n in (WIDTH, WIDTH, 11))
+        self.faults = faults
+        if "inside" in faults:
+            self.fc2.forward = lambda x: nn.functional.linear(
+                x.detach(), self.fc2.weight, self.fc2.bias
+            )
+        if "row" in faults:  # of a token that is not in the text
+            with torch.no_grad():
+                self.tokens.weight[10] += 1
+
+    def forward(self, text):
+        x = self.tokens(text.clamp(max=9))
+        h = self.fc1(x)
+        x = x + self.fc2(self.norm(h.detach() if "branch" in self.faults else h))
+        return self.head(x.detach() if "trunk" in self.faults else x)
+
+
+def undoing(made):
+    """Return a program that puts back a weight after each step."""
+    model, opt, step = made
+
+    def undone():
+        kept = model.fc2.weight.detach().clone()
+        step()
+        with torch.no_grad():
+            model.fc2.weight.copy_(kept)
+
+    return model, opt, undone
+
+
+def test_detached_gradients_and_stale_weights(tmp_path):
+    run = record(tmp_path, made=program(net=Cut))
+    for fault, module in {
+        "branch": "Cut", "trunk": "Cut", "inside": "fc2", "row": "tokens",
+    }.items():  # fmt: skip
+        report = bisect(run, [fault], net=Cut)
+        assert report.modules == (module,), str(report)
+    model, _, step = undoing(program(net=Cut))
+    report = tap.bisect(step, model, run)
+    assert report.modules == ("fc2",), str(report)
+    assert "fc2.weight after the step, which has not changed it" in report.faults[0].what
+    model, opt, step = program(net=Cut)
+    opt.param_groups[0]["lr"] = 0.0
+    opt.param_groups[0]["weight_decay"] = 0.0
+    assert tap.bisect(step, model, run).modules == ("(optimizer)",)
+    assert bisect(run, net=Cut)
+
+
 class Random(nn.Module):
     """Dropout, a module in place, and one that is called twice."""
 

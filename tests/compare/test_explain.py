@@ -87,10 +87,9 @@ def test_claims_nothing_for_small_random_arrays(seed):
 )
 def test_transposed(x, axes):
     (found,) = explain(x.transpose(axes), x)
-    assert (found.kind, found.details["axes"]) == ("transposed", axes)
-    assert str(axes) in str(found)
-    (found,) = explain(np.ascontiguousarray(x.transpose(axes)), x.astype(np.float64))
-    assert found.details["axes"] == axes
+    assert found == ("transposed", f"a is b with its axes in the order {axes}")
+    (again,) = explain(np.ascontiguousarray(x.transpose(axes)), x.astype(np.float64))
+    assert again == found
 
 
 def test_not_transposed():
@@ -99,7 +98,7 @@ def test_not_transposed():
     turned[3, 3] += 1
     assert kinds(turned, X) == []
     symmetric = X[:, :6] + X[:, :6].T
-    assert kinds(symmetric, symmetric + 1) == []
+    assert kinds(symmetric, symmetric + Y[:, :6]) == []
     large = LARGE.T.copy()
     large[399, 299] += 1  # where no sample is taken
     assert kinds(large, LARGE) == []
@@ -118,11 +117,10 @@ def test_factor(factor, said):
     for x in (X, LARGE, X.astype(np.float64)):
         (found,) = explain(x * x.dtype.type(factor), x)
         assert found.kind == "factor"
-        assert found.details["factor"] == pytest.approx(factor, rel=1e-5)
         assert said in str(found)
     half = X.astype(ml_dtypes.bfloat16)
     (found,) = explain((half.astype(np.float32) * factor).astype(ml_dtypes.bfloat16), half)
-    assert found.details["factor"] == pytest.approx(factor, rel=1e-2)
+    assert found.kind == "factor"
 
 
 def test_not_a_factor():
@@ -148,6 +146,16 @@ def test_sign():
     assert kinds(mixed, X) == []
 
 
+def test_constant():
+    for x in (X, LARGE, X.astype(np.float64)):
+        (found,) = explain(x + x.dtype.type(0.25), x)
+        assert found == ("constant", "a is b plus 0.25")
+    shifted = X + np.float32(0.25)
+    shifted[2, 2] += 0.1
+    assert kinds(shifted, X) == []
+    assert kinds(X + np.float32(0.25) * np.sign(Y), X) == []
+
+
 # ---- rounding ----
 
 
@@ -159,10 +167,10 @@ def test_rounded(name, stored):
         if stored == "float32":
             coarse = coarse.astype(np.float32)
         (found,) = explain(coarse, x)
-        assert (found.kind, found.details["side"]) == ("rounded", "a")
-        assert name in found.details["dtypes"]
+        assert str(found).startswith("a is b rounded to ")
+        assert name in str(found)
         (found,) = explain(x, coarse)
-        assert found.details["side"] == "b"
+        assert str(found).startswith("b is a rounded to ")
 
 
 def test_rounded_to_float32():

@@ -1,4 +1,4 @@
-"""The C kernel and the NumPy fallback match exact arithmetic and each other."""
+"""The C kernel matches exact arithmetic."""
 
 from __future__ import annotations
 
@@ -10,22 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensortap.rooms.compare import chunks, tensors
+from tensortap.rooms.compare import tensors
 from tensortap.rooms.compare.tensors import coarser, compare_arrays, format_of
 from tests.compare import reference
 from tests.compare.reference import FLOATS, INTS, dtype_of
-
-needs_kernel = pytest.mark.skipif(tensors.kernel is None, reason="built without a compiler")
-
-
-def by_numpy(a, b, *, atol, rtol, equal_nan=True, threads=0):
-    return chunks.compare_arrays(a, b, atol, rtol, equal_nan, coarser(a.dtype, b.dtype))
-
-
-WAYS = [
-    pytest.param(compare_arrays, marks=needs_kernel, id="kernel"),
-    pytest.param(by_numpy, id="numpy"),
-]
 
 
 def floats_of(dtype):
@@ -95,41 +83,18 @@ def check(found, wanted, exact):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=100, deadline=None)
 @given(pair=pairs(), atol=TOLERANCES, rtol=TOLERANCES, equal_nan=st.booleans())
-def test_figures_match_their_definitions(way, pair, atol, rtol, equal_nan):
+def test_figures_match_their_definitions(pair, atol, rtol, equal_nan):
     a, b = pair
     if all(each.dtype.name in ("int64", "uint64") for each in pair):
         atol = rtol = 0.0  # a difference that is rounded twice may be at the limit
     with np.errstate(all="ignore"):
-        found = way(a, b, atol=atol, rtol=rtol, equal_nan=equal_nan)
+        found = compare_arrays(a, b, atol=atol, rtol=rtol, equal_nan=equal_nan)
         wanted = reference.compare(a, b, atol=atol, rtol=rtol, equal_nan=equal_nan)
     check(found, wanted, exact=not any(x.dtype.name in ("int64", "uint64") for x in pair))
 
 
-@pytest.mark.slow
-@needs_kernel
-@pytest.mark.parametrize("first", FLOATS + INTS)
-def test_kernel_and_numpy_agree(first):
-    rng = np.random.default_rng(0)
-    with np.errstate(all="ignore"):
-        for second in (first, "float32", "int64", "bfloat16"):
-            x = rng.standard_normal(70_001) * 3
-            if first in INTS:
-                x = rng.integers(0, 4, x.size)
-            a = x.astype(dtype_of(first))
-            b = (x + (rng.random(x.size) < 0.1)).astype(dtype_of(second))
-            one = compare_arrays(a, b, atol=1e-3, rtol=1e-3, equal_nan=True)
-            other = by_numpy(a, b, atol=1e-3, rtol=1e-3)
-            for field, p, q in zip(one._fields, one, other, strict=True):
-                if field in ("mean_abs", "mean_rel", "cosine", "rel_l2"):
-                    assert p == pytest.approx(q, rel=1e-11, abs=1e-300), field
-                elif field != "identical":
-                    assert p == q, (first, second, field)
-
-
-@needs_kernel
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int64"])
 def test_result_is_independent_of_threads_and_processor(dtype):
     rng = np.random.default_rng(0)
@@ -150,14 +115,13 @@ def test_result_is_independent_of_threads_and_processor(dtype):
     assert found.pop().mismatches > 200_000
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("at", [0, 1023, 1024, 32 * 1024 - 1, 32 * 1024, 99_999])
-def test_finds_one_differing_element(way, at):
+def test_finds_one_differing_element(at):
     a = np.random.default_rng(0).standard_normal(100_000)
     a[[5, 50_000]] = np.nan, np.inf
     b = a.copy()
     b[at] += 1.0
-    found = way(a, b, atol=0.0, rtol=0.0, equal_nan=True)
+    found = compare_arrays(a, b, atol=0.0, rtol=0.0, equal_nan=True)
     wanted = a[np.isfinite(a)]
     assert (found.mismatches, found.worst, found.finite) == (1, at, 99_998)
     d = abs(a[at] - b[at])
@@ -167,7 +131,6 @@ def test_finds_one_differing_element(way, at):
     assert found.cosine == pytest.approx(cosine, rel=1e-12)
 
 
-@needs_kernel
 def test_equal_bytes_need_no_arithmetic():
     a = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
     a[3] = np.nan
@@ -190,24 +153,22 @@ def layouts(x):
     yield "swapped", x.astype(x.dtype.newbyteorder())
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_result_is_independent_of_strides(way):
+def test_result_is_independent_of_strides():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((30, 20, 10)).astype(np.float32)
     y = x + np.float32(1e-3) * rng.standard_normal(x.shape).astype(np.float32)
     for (name, a), (_, b) in zip(layouts(x), layouts(y), strict=True):
         plain = [np.array(each, np.float32) for each in (a, b)]
         rules = {"atol": 1e-8, "rtol": 1e-3, "equal_nan": True}
-        wanted = way(*plain, **rules)
+        wanted = compare_arrays(*plain, **rules)
         for p, q in ((a, b), (a, plain[1]), (plain[0], b)):
-            found = way(p, q, **rules)
+            found = compare_arrays(p, q, **rules)
             for field, one, other in zip(found._fields, found, wanted, strict=True):
                 assert one == pytest.approx(other, rel=1e-12), (name, field)
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FLOATS)
-def test_ulps_count_representable_numbers(way, name):
+def test_ulps_count_representable_numbers(name):
     """Of the small formats all numbers are written down, of the others one walks."""
     dtype = dtype_of(name)
     rules = {"atol": 0.0, "rtol": 0.0, "equal_nan": True}
@@ -226,35 +187,36 @@ def test_ulps_count_representable_numbers(way, name):
             a, b = every[[i]].astype(dtype), every[[j]].astype(dtype)
             if float(a[0]) != every[i] or float(b[0]) != every[j]:
                 continue  # ml_dtypes goes through float32, which flushes none of these but one
-            assert way(a, b, **rules).ulps == abs(int(i) - int(j))
+            assert compare_arrays(a, b, **rules).ulps == abs(int(i) - int(j))
         return
     for start in (1.0, -2.5, 0.0, np.finfo(dtype).tiny, np.finfo(dtype).max):
         a = b = np.array([start], dtype)
         for k in range(1, 10):
             b = np.nextafter(b, np.array([-1e30], dtype))
-            assert way(a, b, **rules).ulps == k
+            assert compare_arrays(a, b, **rules).ulps == k
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_ulps_use_the_coarser_dtype(way):
+def test_ulps_use_the_coarser_dtype():
     rules = {"atol": 0.0, "rtol": 0.0, "equal_nan": True}
     x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     for name in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"):
         coarse = x.astype(dtype_of(name))
-        assert way(x, coarse, **rules).ulps == 0  # it is the nearest
-        assert way(coarse, x, **rules).ulps == 0
-    assert way(np.float32([1.0]), np.array([1.0078125], ml_dtypes.bfloat16), **rules).ulps == 1
-    assert way(np.array([3]), np.array([3.0], np.float16), **rules).ulps == 0
+        assert compare_arrays(x, coarse, **rules).ulps == 0  # it is the nearest
+        assert compare_arrays(coarse, x, **rules).ulps == 0
+    assert (
+        compare_arrays(np.float32([1.0]), np.array([1.0078125], ml_dtypes.bfloat16), **rules).ulps
+        == 1
+    )
+    assert compare_arrays(np.array([3]), np.array([3.0], np.float16), **rules).ulps == 0
     assert coarser(dtype_of("bfloat16"), dtype_of("float16")) == format_of(dtype_of("bfloat16"))
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("scale", [1e-320, 1e-300, 1e-160, 1e160, 1e300])
-def test_squares_beyond_float64(way, scale):
+def test_squares_beyond_float64(scale):
     rng = np.random.default_rng(0)
     x, y = rng.integers(-9, 10, (2, 5000)).astype(float)
-    plain = way(x, y, atol=0.0, rtol=0.5, equal_nan=True)
-    found = way(x * scale, y * scale, atol=0.0, rtol=0.5, equal_nan=True)
+    plain = compare_arrays(x, y, atol=0.0, rtol=0.5, equal_nan=True)
+    found = compare_arrays(x * scale, y * scale, atol=0.0, rtol=0.5, equal_nan=True)
     # subnormal numbers have few digits
     assert found.cosine == pytest.approx(plain.cosine, rel=1e-3 if scale < 1e-310 else 1e-12)
     assert found.rel_l2 == pytest.approx(plain.rel_l2, rel=1e-3 if scale < 1e-310 else 1e-12)
@@ -262,7 +224,6 @@ def test_squares_beyond_float64(way, scale):
         assert found.mean_abs == pytest.approx(plain.mean_abs * scale, rel=1e-12)
 
 
-@needs_kernel
 def test_subnormals_count_under_flush_denormal():
     torch = pytest.importorskip("torch")
     a = np.full(2000, 1e-41, np.float32)
@@ -277,7 +238,6 @@ def test_subnormals_count_under_flush_denormal():
     assert found.max_rel == pytest.approx(0.5, rel=1e-3)
 
 
-@needs_kernel
 def test_kernel_checks_its_arguments():
     x = np.zeros(3)
     side = (x.ctypes.data, tensors.kernel.FLOAT64, x.strides)

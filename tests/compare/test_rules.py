@@ -17,7 +17,10 @@ from tensortap.rooms.compare.runs import compare_runs
     [
         ("[[rule]\nnames = 1", "line 1, column"),
         ('[[rule]]\nnames = "("', "rule 1: .*not a regular expression"),
-        ('[[rule]]\nnames = "a"\n\n[[rule]]\n  nmes = "b"', "rule 2: unknown option 'nmes'"),
+        (
+            '[[rule]]\nnames = "a"\n\n[[rule]]\n  nmes = "b"',
+            "rule 2: .*unknown field `nmes`; options are names",
+        ),
         ('[[rule]]\nkinds = ["Activations"]', "rule 1: unknown kind 'Activations'"),
         ("[[rule]]\natol = -1", "rule 1: atol must be a number of at least 0"),
         ("[[rule]]\nrtol = 'x'", "rule 1: "),

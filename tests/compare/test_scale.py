@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -67,3 +69,53 @@ def test_thousands_of_records_of_four_ranks(write):
     report = compare_runs(one, two)
     assert report.compared == 8_000
     assert [(d.key.rank, d.key.step) for d in report.differences] == [(r, 17) for r in range(4)]
+
+
+@pytest.fixture
+def compacted(tmp_path, monkeypatch):
+    """Two compacted runs of eight ranks, one with a rank that differs, in many small tasks."""
+    import tensortap as tap
+    from bench.scale_runs import write_run
+    from tensortap.rooms.compact import compact
+    from tensortap.rooms.compare import tasks
+
+    monkeypatch.setattr(compact, "ROW_GROUP", 64)
+    monkeypatch.setattr(tasks, "_ROWS", 50)
+    runs = [write_run(tmp_path / name, 8, 20, 12, clean=name == "b") for name in "ab"]
+    plain = compare_runs(*runs).to_json()
+    for run in runs:
+        assert tap.open(run).compact() > 1
+    return runs, {**plain, "provenance": {}}
+
+
+def test_compacted_runs_compare_as_others(compacted):
+    from tensortap.rooms.compare import tasks
+    from tensortap.rooms.compare.compared_run import ComparedRun
+
+    (a, b), plain = compacted
+    found = compare_runs(a, b)
+    assert {**found.to_json(), "provenance": {}} == plain
+    assert (len(found.differences), found.ranks) == (8 * 12, (3,))
+    sides = ComparedRun(a), ComparedRun(b)
+    task = tasks.Task((str(a), str(b)), tasks.Choice(), tasks.Tolerance(), tasks.RuleSet())
+    assert len(tasks.split(sides, task)) > 10
+    few = {"names": r"attn\.wv", "steps": (11, 14), "kinds": ["Weight_Gradient"]}
+    assert len(compare_runs(a, b, **few).differences) == 6
+    assert compare_runs(a, a)  # also where replicas disagree
+
+
+def test_dask_gives_the_same(compacted, tmp_path, monkeypatch):
+    from tests.commands import type_in
+
+    distributed = pytest.importorskip("distributed")
+    (a, b), plain = compacted
+    with distributed.LocalCluster(
+        2, threads_per_worker=1, processes=True, dashboard_address=None,
+        local_directory=str(tmp_path),
+    ) as cluster:  # fmt: skip
+        with distributed.Client(cluster) as client:
+            found = compare_runs(a, b, executor=client.get_executor())
+        code, out, said = type_in("compare", a, b, "--json", "--dask", cluster.scheduler_address)
+    assert {**found.to_json(), "provenance": {}} == plain
+    assert code == 1, said
+    assert {**json.loads(out), "provenance": {}} == plain

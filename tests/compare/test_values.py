@@ -186,31 +186,21 @@ def test_float64_is_not_rounded():
     assert found.max_abs == abs(float(np.float32(0.1)) - 0.1)
 
 
-@pytest.mark.parametrize("dtype", [np.complex64, np.complex128, np.clongdouble])
-def test_complex_numbers(dtype):
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_complex_numbers_by_their_parts(dtype):
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal(100) + 1j * rng.standard_normal(100) for _ in range(2))
     a, b = a.astype(dtype), b.astype(dtype)
     found = compare_values(a, b)
-    d = np.abs(a - b)
-    assert found.max_abs == pytest.approx(float(d.max()), rel=1e-6)
-    assert found.max_rel == pytest.approx(float((d / np.abs(b)).max()), rel=1e-6)
-    assert found.cosine == pytest.approx(
-        float(np.vdot(a, b).real / np.linalg.norm(a) / np.linalg.norm(b)), rel=1e-5
-    )
+    parts = [np.stack([each.real, each.imag], -1) for each in (a, b)]
+    assert found.max_abs == np.abs(np.subtract(*parts, dtype=np.float64)).max()
+    assert found.values == (a[found.worst], b[found.worst])
+    assert "real and imaginary parts" in found.reason
     assert compare_values(a, a.copy())
     assert compare_values(np.array([1 + np.nan * 1j]), np.array([1 + np.nan * 1j]))
     assert compare_values(1 + 1j, np.complex64(1 + 1j))
     assert compare_values(np.array([1 + 0j]), np.array([1.0]))
     assert not compare_values(np.array([1 + 1j]), np.array([1.0]))
-
-
-def test_longdouble_is_not_rounded():
-    if np.finfo(np.longdouble).nmant <= 52:
-        pytest.skip("no more than float64")
-    a = np.array([1.0], np.longdouble)
-    assert not compare_values(a, np.nextafter(a, np.longdouble(2)), atol=0, rtol=0)
-    assert compare_values(a, np.array([1.0]))
 
 
 def test_different_shapes_differ():
@@ -283,13 +273,13 @@ def test_equal_values(a, b):
 DIFFERENT = [
     (None, 0, "None and 0"),
     (None, [], "None and a list"),
-    ("abcdef", "abcxef", "from character 3"),
+    ("abcdef", "abcxef", "'abcdef' and 'abcxef'"),
     ("1", 1, "'1' and 1"),
     (b"ab", "ab", "b'ab' and 'ab'"),
-    (b"abc", b"abd", "from byte 2"),
+    (b"abc", b"abd", "b'abc' and b'abd'"),
     ([1, 2], [1, 2, 3], "lengths 2 and 3"),
     ({"a": 1}, {"a": 1, "b": 2}, "only b has it"),
-    ({1, 2}, {2, 3}, "only a has {1}, only b has {3}"),
+    ({1, 2}, {2, 3}, "{1, 2} and {2, 3}"),
     ({"a": 1}, [1], "a dict and a list"),
     (np.ones(2), {"a": 1}, "a ndarray and a dict"),
     (np.ones(2), "text", "a ndarray and 'text'"),
@@ -298,8 +288,8 @@ DIFFERENT = [
     (Plain(w=1.0), Plain(w=2.0), ".w"),
     (Slots([1]), Slots([2]), ".inner[0]"),
     (Colour.RED, Colour.BLUE, "Colour.RED"),
-    (np.array(["a", "b"]), np.array(["a", "c"]), "1 of 2 elements"),
-    (np.array(["a"]), np.array([1]), "1 of 1 elements"),
+    (np.array(["a", "b"]), np.array(["a", "c"]), "'b' and 'c'"),
+    (np.array(["a"]), np.array([1]), "'a' and 1"),
     (np.array(["2026-01-01"], "M8[D]"), np.array([1.0]), ""),
     (int, float, "int"),
     ([[1, 2], [3]], np.array([1, 2]), "a list and a ndarray"),

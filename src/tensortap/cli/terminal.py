@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from tensortap.core.errors import TensortapError
+from tensortap.core.errors import MissingExtra, TensortapError
 
 
 def message(text: str) -> None:
@@ -50,6 +50,24 @@ def parse_numbers(text: str, option: str, example: str) -> tuple[int, ...]:
         return tuple(int(word) for word in text.split(",") if word.strip())
     except ValueError:
         raise TensortapError(f"{option} must look like {example}, got {text!r}") from None
+
+
+@contextlib.contextmanager
+def dask_executor(address: str | None) -> Iterator[Any]:
+    """Yield the executor of a Dask cluster for the option ``--dask``; None without an address."""
+    if address is None:
+        yield None
+        return
+    try:
+        from distributed import Client
+    except ImportError:
+        raise MissingExtra.of("--dask needs Dask", "scale") from None
+    try:
+        client = Client(address, timeout=10)
+    except (OSError, ValueError) as error:
+        raise TensortapError(f"--dask: cannot connect to {address}: {error}") from None
+    with client:
+        yield client.get_executor()
 
 
 @contextlib.contextmanager

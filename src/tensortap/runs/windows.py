@@ -93,6 +93,13 @@ class WindowFile:
             return True
         return any(kind.min <= k <= kind.max and name.min <= n <= name.max for k, n in series)
 
+    def bounds(self, group: int, column: str) -> tuple[str, str]:
+        """Return the first and the last name, or kind, of a row group, as far as it is known."""
+        at = ("name", "kind").index(column)
+        found = self.footer.row_group(group).column(at).statistics
+        known = found is not None and found.has_min_max
+        return (found.min, found.max) if known else ("", "\U0010ffff")
+
     def read(self, group: int, columns: list[str]) -> pa.Table:
         """Return columns of a row group."""
         import pyarrow.parquet as pq

@@ -78,10 +78,12 @@ def take_rows(blocks: Sequence[RowBlock], rows: Integers, columns: list[str]) ->
 
     ends = np.cumsum([0, *map(len, blocks)])
     edges = np.searchsorted(rows, ends)  # where the rows of each block begin
-    tables = [
-        blocks[i].take(rows[edges[i] : edges[i + 1]] - ends[i], columns)
-        for i in np.flatnonzero(np.diff(edges)).tolist()
-    ]
+    tables = []
+    readable = not {"name", "kind", "dtype"} & set(columns)  # which `read` returns as codes
+    for i in np.flatnonzero(np.diff(edges)).tolist():
+        own, block = rows[edges[i] : edges[i + 1]] - ends[i], blocks[i]
+        is_whole = readable and len(own) == len(block) and bool((np.diff(own) == 1).all())
+        tables.append(block.read(columns, 0) if is_whole else block.take(own, columns))
     if not tables:
         return arrow_table([c for c in columns if c in COLUMNS], [], [])
     return pa.concat_tables(table.replace_schema_metadata(None) for table in tables)

@@ -64,6 +64,7 @@ class Bisection:
         self.hooks.attach()
         if self._before is not None:
             self.hooks.load(self._before)
+        self.hooks.begin()
 
     def raised(self, error: BaseException) -> bool:
         """Note the module that an error came from; return whether it came from one."""

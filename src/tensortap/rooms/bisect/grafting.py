@@ -27,7 +27,8 @@ class Swap(NamedTuple):
 
     `name` is that of the record. `readers` returns the modules whose backward computed a gradient,
     or those that own a parameter. `random` says that the module has drawn random numbers, `certain`
-    that everything it read is as in the reference.
+    that everything it read is as in the reference, `before` that it is a weight before the step,
+    and `unchanged` that it is one that the step has not changed.
     """
 
     name: str
@@ -39,6 +40,8 @@ class Swap(NamedTuple):
     readers: Callable[[], tuple[str, ...]] = tuple
     random: bool = False
     certain: bool = True
+    before: bool = False
+    unchanged: bool = False
 
 
 class GraftSource:
@@ -48,6 +51,11 @@ class GraftSource:
         self._recorded = recorded
         self.unjudged: dict[str, str] = {}
         self.notes: dict[str, Any] = {}
+
+    @property
+    def is_initial(self) -> bool:
+        """Return whether these are the weights from before the first step."""
+        return self._recorded.step < 0
 
     @property
     def evaluates(self) -> bool:

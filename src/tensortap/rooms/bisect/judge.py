@@ -55,6 +55,9 @@ class Deviation(NamedTuple):
     comparison: Comparison
     explanations: tuple[str, ...] = ()
     factor: float | None = None  # of a gradient that is a multiple of the recorded one
+    before: bool = False  # a weight before the step
+    is_missing: bool = False
+    unchanged: bool = False  # a weight that the step has not changed
 
 
 class Judge(GraftSource):
@@ -70,10 +73,14 @@ class Judge(GraftSource):
         self._found: list[Deviation] = []
         # calls of modules that draw random numbers, and whether their output agrees
         self._random: list[tuple[str, bool]] = []
+        self._cut_off: set[str] = set()  # modules whose outputs have no gradient
 
     def swap(self, swap: Swap) -> None:
         """Compare a tensor with the recorded one, which takes its place."""
-        self._counts["inputs" if swap.is_input else _PLURALS[swap.kind]] += 1
+        if not swap.before and not (swap.kind is Kind.GRADIENT and swap.computed is None):
+            self._counts["inputs" if swap.is_input else _PLURALS[swap.kind]] += 1
+        if swap.kind is Kind.GRADIENT and swap.computed is None and swap.site is not None:
+            self._cut_off.add(swap.site.module)
         if swap.computed is None:
             found = Comparison(False, "it has no gradient, the reference has one", differing=1)
         else:
@@ -91,7 +98,10 @@ class Judge(GraftSource):
             reasons = tuple(map(str, explain(swap.computed, swap.recorded, atol=atol, rtol=rtol)))
         if swap.kind is Kind.WEIGHT_GRADIENT and swap.computed is not None:
             factor = _factor(swap.computed, swap.recorded, self._tolerance)
-        return Deviation(swap.kind, _what(swap), _suspects(swap), found, reasons, factor)
+        return Deviation(
+            swap.kind, _what(swap), _suspects(swap), found, reasons, factor, swap.before,
+            swap.computed is None, swap.unchanged,
+        )  # fmt: skip
 
     def raised(self, module: str, words: str) -> None:
         """Note a module whose error has ended the step."""
@@ -114,10 +124,20 @@ class Judge(GraftSource):
         explained = unsure | _named(faults)
         if BATCH in explained:
             explained.add(LOSS)  # the labels belong to the batch
+        faults += _merged(
+            each for each in self._found if each.before and not explained & set(each.suspects)
+        )
+        cut = [each for each in self._found if each.kind is Kind.GRADIENT and each.is_missing]
+        faults += _merged(
+            each for each in cut if each.suspects and not explained & set(each.suspects)
+        )
+        explained |= _named(faults)
+        if cut:
+            explained |= self._cut_off
         kinds = (Kind.GRADIENT, Kind.WEIGHT_GRADIENT)
         backward = [
             each for each in self._found
-            if each.kind in kinds and not explained & set(each.suspects)
+            if each.kind in kinds and each not in cut and not explained & set(each.suspects)
         ]  # fmt: skip
         faults += _merged(self._without_common_factor(backward, bool(faults)))
         explained |= _named(faults)
@@ -179,16 +199,24 @@ class Judge(GraftSource):
         known = self._before is not None and not self._before.unjudged
         found = [
             each for each in self._found
-            if each.kind in (Kind.WEIGHT, Kind.OPTIMISER_STATE)
+            if each.kind in (Kind.WEIGHT, Kind.OPTIMISER_STATE) and not each.before
             and (known or each.kind is not Kind.WEIGHT
                  or not faulty & set(each.suspects))
         ]  # fmt: skip
+        # if it updates others, it is not what keeps a weight as it was
+        stale = [each for each in found if each.unchanged]
+        if stale and len(stale) < self._counts[_PLURALS[Kind.WEIGHT]] / 2:
+            found = [each for each in found if each not in stale]
+            owned = _merged(each._replace(what=f"{each.what}, which has not changed it")
+                            for each in stale)  # fmt: skip
+        else:
+            owned = []
         if not found:
-            return []
+            return owned
         states = any(each.kind is Kind.OPTIMISER_STATE for each in found)
         hint = "its state differs" if states else "its state agrees: look at lr, eps, weight decay"
         what = f"{found[0].what}; {hint}"
-        return _merged(each._replace(suspects=(OPTIMIZER,), what=what) for each in found)
+        return owned + _merged(each._replace(suspects=(OPTIMIZER,), what=what) for each in found)
 
 
 def _named(faults: Iterable[FaultyModule]) -> set[str]:
@@ -206,7 +234,7 @@ def _what(swap: Swap) -> str:
     if swap.kind is Kind.WEIGHT_GRADIENT:
         return f"gradient of {swap.name}"
     if swap.kind is Kind.WEIGHT:
-        return f"{swap.name} after the step"
+        return f"{swap.name} {'before' if swap.before else 'after'} the step"
     if swap.kind is Kind.OPTIMISER_STATE:
         return f"state {swap.name}"
     path = swap.name.removeprefix(swap.site.module) if swap.site is not None else ""
@@ -218,6 +246,8 @@ def _suspects(swap: Swap) -> tuple[str, ...]:
     site = swap.site
     if swap.kind is not Kind.ACTIVATION:
         owners = swap.readers()
+        if swap.kind is Kind.GRADIENT and swap.computed is None:
+            return owners
         return owners or (LOSS if swap.kind is Kind.GRADIENT else GRADIENTS,)
     assert site is not None
     if swap.is_input:

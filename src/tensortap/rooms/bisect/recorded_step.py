@@ -32,13 +32,12 @@ class RecordedStep:
         table = run.table()
         tracked = [kind in (Kind.ACTIVATION, Kind.WEIGHT) for kind in table.kinds]
         steps = table.step[np.array(tracked, np.bool_)[table.kind]] if len(table) else table.step
-        steps = steps[steps >= 0]  # without initial weights
-        if not len(steps):
+        trained = steps[steps >= 0]  # without initial weights
+        if not len(trained):
             raise NotFound(f"{run.title} has no step of a tracked model: record it with tap.track")
-        self.first = int(steps.min())
-        self.step = self.first if step is None else step
+        self.step = int(trained.min()) if step is None else step
         if self.step not in steps:
-            near = nearest_steps(self.step, set(map(int, np.unique(steps))))
+            near = nearest_steps(self.step, set(map(int, np.unique(trained))))
             raise NotFound(f"{run.title} has no step {self.step}; {near}")
         chosen = choose(table, Choice(steps=(self.step, self.step)), rename=False)
         self.world_size = len(table.ranks())

@@ -6,8 +6,13 @@ import contextlib
 
 import typer
 
-from tensortap.cli.terminal import json_option, message, print_json, progress_bar
-from tensortap.core.errors import MissingExtra, TensortapError
+from tensortap.cli.terminal import (
+    dask_executor,
+    json_option,
+    message,
+    print_json,
+    progress_bar,
+)
 
 
 def compact(
@@ -22,17 +27,7 @@ def compact(
     from tensortap.runs.run_reader import RunReader
 
     with contextlib.ExitStack() as stack:
-        executor = None
-        if dask is not None:
-            try:
-                from distributed import Client
-            except ImportError:
-                raise MissingExtra.of("--dask needs Dask", "scale") from None
-            try:
-                client = Client(dask, timeout=10)
-                executor = stack.enter_context(client).get_executor()
-            except (OSError, ValueError) as error:
-                raise TensortapError(f"--dask: cannot connect to {dask}: {error}") from None
+        executor = stack.enter_context(dask_executor(dask))
         progress = stack.enter_context(progress_bar("compacting"))
         windows = compact_run(RunReader(run), executor, progress)
     if as_json:

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING
 from tensortap.core.rooms import lazy
 
 if TYPE_CHECKING:
-    from tensortap.rooms.compare import testing
     from tensortap.rooms.compare.result import Comparison
     from tensortap.rooms.compare.values import compare_values
 
-__all__ = ["Comparison", "compare_values", "testing"]
+__all__ = ["Comparison", "compare_values"]
 __getattr__ = lazy(
     __name__,
     {
         "Comparison": "tensortap.rooms.compare.result:Comparison",
         "compare_values": "tensortap.rooms.compare.values:compare_values",
-        "testing": "tensortap.rooms.compare.testing",
     },
 )

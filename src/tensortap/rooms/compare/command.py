@@ -10,7 +10,14 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from tensortap.cli.terminal import json_option, message, parse_numbers, print_json, progress_bar
+from tensortap.cli.terminal import (
+    dask_executor,
+    json_option,
+    message,
+    parse_numbers,
+    print_json,
+    progress_bar,
+)
 from tensortap.core.arguments import parse_steps
 from tensortap.core.errors import NotFound, TensortapError
 
@@ -51,6 +58,10 @@ def compare(
         False, "--allow-missing", help="Ignore records that only one side has.",
         rich_help_panel=_RUNS,
     ),
+    dask: str | None = typer.Option(
+        None, metavar="tcp://host:8786", rich_help_panel=_RUNS,
+        help="Use the workers of a Dask cluster, for compacted runs.",
+    ),
     rows: int = typer.Option(30, min=1, help="Number of differences to print."),
     as_json: bool = json_option(
         "format, of, agree, a, b; of runs: compared, equal, by_statistics, ignored, allow_missing, "
@@ -75,13 +86,15 @@ def compare(
     # a Path, so that a name without a suffix is not compared as text
     sides = [side if "://" in side else Path(side) for side in (a, b)]
     of_runs = any(map(is_run, sides))
-    if not of_runs and (options or html is not None):
-        given = ["html"] * (html is not None) + [_FLAGS.get(name, name) for name in options]
+    if not of_runs and (options or html is not None or dask is not None):
+        given = ["html"] * (html is not None) + ["dask"] * (dask is not None)
+        given += [_FLAGS.get(name, name) for name in options]
         raise TensortapError(f"--{', --'.join(given)}: for runs only, and neither is a run")
     if html is not None:
         _check_writable(html)
     with contextlib.ExitStack() as stack:
         if of_runs:
+            options["executor"] = stack.enter_context(dask_executor(dask))
             options["progress"] = stack.enter_context(progress_bar("comparing"))
         found: Any = compare_sides(*sides, atol=atol, rtol=rtol, trust=trust, **options)
     chosen = [f"--{name}" for name in ("steps", "names", "kinds", "ranks") if name in options]

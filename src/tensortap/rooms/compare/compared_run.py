@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +16,9 @@ from tensortap.runs.assemble import assemble
 from tensortap.runs.reader import value_of
 from tensortap.runs.rows import NO_VALUE
 from tensortap.runs.run_reader import RunReader
-from tensortap.table.sources import RecordSource
+from tensortap.runs.tables import NameCounts
+from tensortap.runs.windows import Window, WindowBlock, covering
+from tensortap.table.sources import RecordSource, RunSource
 from tensortap.table.table import Table, table_of
 from tensortap.values.rebuild import rebuild
 from tensortap.values.snapshot import borrow
@@ -27,6 +31,7 @@ class RecordPart(NamedTuple):
     record: Record  # without its value
     data: bytes | None = None
     places: list[dict[str, str]] | None = None
+    ranks: tuple[int, ...] = ()  # that have the same, if there are several
 
     @property
     def has_value(self) -> bool:
@@ -52,6 +57,7 @@ class ComparedRun:
         self.path: Path | None = None
         self._table: Table | None = None
         self._held: dict[tuple[int, int, int, int], Record] = {}  # for a live session
+        self._known_bounds: dict[int, list[list[tuple[str, str]]]] = {}  # by first step
         if isinstance(source, (str, Path)):
             self.reader: Any = RunReader(source)
         else:
@@ -60,14 +66,59 @@ class ComparedRun:
         if isinstance(self.reader, RunReader):
             self.path, self.title = self.reader.path, self.reader.where
 
+    @functools.cached_property
+    def ranks(self) -> list[int]:
+        """The ranks of the run."""
+        return self.reader.ranks if self.is_compacted else self.table().ranks()
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether windows hold all records, so that some of them can be read by themselves."""
+        if not isinstance(self.reader, RunReader):
+            return False
+        known, by_rank = covering(self.reader.windows), self.reader.by_rank
+        return known is not None and all(
+            known.covered.get(rank, 0) >= tables.count for rank, tables in by_rank.items()
+        )
+
+    @property
+    def names(self) -> NameCounts:
+        """The numbers of records of a compacted run, by name and kind."""
+        known = covering(self.reader.windows)
+        return known.names if known is not None else {}
+
+    def part(self, steps: tuple[int | None, int | None], tensors: set[tuple[str, str]]) -> Table:
+        """Return the records of some steps, kinds and names of a compacted run, and few others."""
+        low, high = ((-math.inf, math.inf)[i] if s is None else s for i, s in enumerate(steps))
+        blocks = [
+            WindowBlock(window.records, group)
+            for window in self.reader.windows
+            if window.manifest.first <= high and window.manifest.last >= low
+            for group, (kinds, names) in enumerate(self._bounds(window))
+            if any(kinds[0] <= kind <= kinds[1] and names[0] <= name <= names[1]
+                   for kind, name in tensors)
+        ]  # fmt: skip
+        return Table(lambda: RunSource(self.reader, blocks))
+
+    def _bounds(self, window: Window) -> list[list[tuple[str, str]]]:
+        """Return the first and the last kind and name of each row group."""
+        first = window.manifest.first
+        if first not in self._known_bounds:
+            self._known_bounds[first] = [
+                [window.records.bounds(group, column) for column in ("kind", "name")]
+                for group in window.records.groups()
+            ]
+        return self._known_bounds[first]
+
     def table(self) -> Table:
-        """Return the table of all records."""
-        if isinstance(self.reader, RunReader):
-            self._table = self._table or table_of(self.reader)
-            return self._table
-        held = [record for name in self.reader.names() for record in self.reader.records(name)]
-        self._held = {_place(record): record for record in held}
-        return Table(lambda: RecordSource(lambda seen: held[seen:], values=False))
+        """Return the table of all records; those that a live session gets later do not count."""
+        if self._table is None and isinstance(self.reader, RunReader):
+            self._table = table_of(self.reader)
+        elif self._table is None:
+            held = [record for name in self.reader.names() for record in self.reader.records(name)]
+            self._held = {_place(record): record for record in held}
+            self._table = Table(lambda: RecordSource(lambda seen: held[seen:], values=False))
+        return self._table
 
     def file(self, part: RecordPart) -> Path | None:
         """Return the file of a dumped object, if the record has one."""

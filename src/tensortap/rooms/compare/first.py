@@ -1,100 +1,113 @@
-"""Find where two runs begin to differ, on which ranks, and the tolerance that would pass."""
+"""Find where two runs begin to differ, and on which ranks."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from tensortap.core.errors import TensortapError
 from tensortap.core.record import Kind
-from tensortap.rooms.compare.compared_run import ComparedRun, RecordPart, batch_of, part_of, whole
-from tensortap.rooms.compare.matching import Plan, RecordPair
-from tensortap.rooms.compare.report import Difference
-from tensortap.rooms.compare.result import Comparison
-from tensortap.rooms.compare.rules import RuleSet
+from tensortap.rooms.compare.compared_run import RecordPart, batch_of, part_of, whole
+from tensortap.rooms.compare.pairs import Sides, compare_pair
+from tensortap.rooms.compare.plan import RecordPair
+from tensortap.rooms.compare.report import Difference, Key
+from tensortap.rooms.compare.tasks import Found, Identical, Judged
 from tensortap.rooms.compare.values import compare_with
 from tensortap.runs.assemble import Disagreement
 
-
-class Outcome(NamedTuple):
-    """The result of comparing one pair of records."""
-
-    comparison: Comparison
-    by: str = "value"
-
-    @property
-    def size(self) -> float:
-        """The relative size of the difference."""
-        found = self.comparison
-        return found.max_rel if found.rel_l2 is None else found.rel_l2
-
-    def identical(self, item: RecordPair) -> bool:
-        """Return whether both values have the same bits, as far as the runs tell."""
-        one, other = (parts[0].record for parts in (item.a, item.b))
-        if len(item.a) == len(item.b) == 1 and one.digest and other.digest:
-            return one.digest == other.digest and one.dtype == other.dtype
-        found = self.comparison
-        return found.equal and not found.max_abs and not found.mismatches
-
-
-Judged = tuple[RecordPair, Outcome, Difference | None]
-Sides = tuple[ComparedRun, ComparedRun]
-Compare = Callable[[Sides, RecordPair], Outcome]
+Items = dict[Key, RecordPair]
 
 
 def culprit(
-    differences: list[Difference],
-    plan: Plan,
+    first: Difference | None,
+    items: Items,
+    found: list[Found],
     bitwise: Difference | None,
-    ranks: tuple[int, ...] = (),
-    told_by: str = "",
-) -> str:
-    """Return a sentence on the origin of the first difference; empty if there is none.
+    sides: Sides,
+) -> tuple[str, tuple[int, ...]]:
+    """Return a sentence on the origin of the first difference, and the ranks that are wrong.
 
-    `ranks` are those whose part of the tensor `told_by` is wrong, if that is known.
+    `items` are the pairs that differ, and the one whose bits differ first.
     """
-    found = _origin(differences, plan, bitwise)
-    if not ranks or not found:
-        return found
-    plural = "s" if len(ranks) > 1 else ""
-    return f"{found}; on rank{plural} {', '.join(map(str, ranks))}, by {told_by}"
+    if first is None:
+        return "", ()
+    text = _origin(first, items, found, bitwise, sides)
+    ranks, told_by = _faulty_ranks(first, items, sides)
+    if ranks and text:
+        plural = "s" if len(ranks) > 1 else ""
+        text = f"{text}; on rank{plural} {', '.join(map(str, ranks))}, by {told_by}"
+    return text, ranks
 
 
-def _origin(differences: list[Difference], plan: Plan, bitwise: Difference | None) -> str:
+def _origin(
+    first: Difference,
+    items: Items,
+    found: list[Found],
+    bitwise: Difference | None,
+    sides: Sides,
+) -> str:
     """Return where the first difference came from, in words.
 
     Records are in the order of execution: if the first that differs is the output of a module,
-    everything that it was computed from agrees.
+    everything that it was computed from agrees. An input was computed by code before the module:
+    by the module around it.
     """
-    first = next((d for d in differences if not d.expected), None)
-    if first is None:
-        return ""
     name, kind, step = first.key.name, first.key.kind, first.key.step
+    item = items[first.key]
+    tags = item.a[0].record.tags
     # other ranks add up in another order, which changes the last bits
-    same_ranks = plan.records[0].table.ranks() == plan.records[1].table.ranks()
-    if bitwise is not None and same_ranks and plan.order(bitwise) < plan.order(first):
+    is_earlier = bitwise is not None and items[bitwise.key].order < item.order
+    if bitwise is not None and is_earlier and sides[0].ranks == sides[1].ranks:
         place = f"{bitwise.key.name} ({bitwise.key.kind}) at step {bitwise.key.step}"
         if bitwise.key.kind == Kind.OP.value:
-            place = f"{_operation(plan.by_key[bitwise.key])}, at step {bitwise.key.step}"
+            place = f"{_operation(items[bitwise.key])}, at step {bitwise.key.step}"
         return f"culprit: probably {place}, whose bits differ first; {name} exceeds the tolerance"
     if kind == Kind.OP.value:
-        return f"culprit: {_operation(plan.by_key[first.key])}"
+        return f"culprit: {_operation(item)}"
+    if "input" in tags:
+        around = _module_around(tags.get("module", ""), items)
+        if not around:
+            return f"{name} is the input of the model: the batches differ"
+        return f"culprit: {around}: its code computes {name}; everything before it agrees"
     if kind == Kind.ACTIVATION.value:
-        seq = plan.by_key[first.key].seq
-        if plan.equal or any(
-            item.key.kind == kind and (item.key.step, item.seq) < (step, seq) for item in plan.items
-        ):
+        if any(
+            each.equal or any(
+                place[1] == kind and (place[2], seq) < (step, item.seq)
+                for place, (seq, _) in each.sizes.items()
+            )
+            for each in found
+        ):  # fmt: skip
             return f"culprit: {name}: everything before it agrees, its output does not"
         return f"{name} is the first recorded output"
     if kind == Kind.GRADIENT.value:
         return f"culprit: the backward pass behind {name}; all outputs agree until then"
+    if "buffer" in tags:
+        return f"culprit: the buffer {name} differs before any output does"
     if kind in (Kind.WEIGHT.value, Kind.WEIGHT_GRADIENT.value, Kind.OPTIMISER_STATE.value):
         return f"culprit: {name} ({kind}) differs before any output does"
     return ""
+
+
+def _module_around(module: str, items: Items) -> str:
+    """Return the module whose code calls another one; empty for the model itself.
+
+    The model goes by its class, and containers such as a ModuleList have no output.
+    """
+    outputs = {
+        key.name: pair.a[0].record
+        for key, pair in items.items()
+        if key.kind == Kind.ACTIVATION.value and "input" not in pair.a[0].record.tags
+    }
+    models = [name for name, record in outputs.items() if record.type.endswith(f".{name}")]
+    if module in models:
+        return ""
+    while "." in module:
+        module = module.rpartition(".")[0]
+        if module in outputs:
+            return module
+    return models[0] if models else "the model"
 
 
 def _operation(item: RecordPair) -> str:
@@ -109,92 +122,85 @@ def _operation(item: RecordPair) -> str:
     return f"{item.key.name}{place}: {inputs}"
 
 
-def first_bitwise(judged: list[Judged], plan: Plan, rules: RuleSet) -> Difference | None:
-    """Return the first pair in the order of execution whose bits differ, close or not.
+def bits_differ(judged: Judged, found: list[Found]) -> Difference:
+    """Return the first pair whose bits differ, close or not, and what was identical before it."""
+    item, outcome = judged
+    explanations = [_last_identical(item, [part.identical for part in found])]
+    if item.key.kind == Kind.OP.value:
+        explanations.insert(0, _operation(item))
+    return Difference(item.key, outcome.comparison, outcome.by, tuple(explanations))
 
-    Its explanation names the last record before it that is identical.
-    """
-    for item, outcome, difference in judged:
-        if outcome.identical(item) or rules.find(item.key.name, item.key.kind).expected:
+
+def _last_identical(item: RecordPair, identical: list[Identical]) -> str:
+    """Return in words which record of the same kind came last before a pair, best of its rank."""
+    best: tuple[bool, int, int, str] | None = None
+    for names, kinds, (name, kind, step, seq, rank) in identical:
+        same = np.array([each == item.key.kind for each in kinds], np.bool_)[kind]
+        before = (step < item.key.step) | ((step == item.key.step) & (seq < item.seq))
+        rows = np.flatnonzero(same & before)
+        if not len(rows):
             continue
-        found = difference or Difference(item.key, outcome.comparison, outcome.by)
-        explanations = [_last_identical(item, plan)]
-        if item.key.kind == Kind.OP.value:
-            explanations.insert(0, _operation(item))
-        return dataclasses.replace(found, explanations=tuple(explanations))
-    return None
-
-
-def _last_identical(item: RecordPair, plan: Plan) -> str:
-    """Return in words which record of the same kind and rank came last before a pair."""
-    chosen, rows = plan.records[plan.ordered_by], plan.equal_rows
-    table, (step, rank) = chosen.table, (item.key.step, max(item.key.rank, 0))
-    before = (table.step[rows] < step) | ((table.step[rows] == step) & (table.seq[rows] < item.seq))
-    same = [table.kinds[kind] == item.key.kind for kind in range(len(table.kinds))]
-    rows = rows[before & (table.rank[rows] == rank) & np.array(same)[table.kind[rows]]]
-    if not len(rows):
+        is_own = rank[rows] == max(item.key.rank, 0)
+        at = rows[np.lexsort((seq[rows], step[rows], is_own))[-1]]
+        last = bool(rank[at] == max(item.key.rank, 0)), int(step[at]), int(seq[at]), names[name[at]]
+        best = max(best or last, last)
+    if best is None:
         return f"no {item.key.kind} before it was compared"
-    last = rows[np.lexsort((table.seq[rows], table.step[rows]))[-1]]
-    name, at = chosen.names[table.name[last]], int(table.step[last])
-    return f"last identical: {name}" + (f" at step {at}" if at != step else "")
+    return f"last identical: {best[3]}" + (
+        f" at step {best[1]}" if best[1] != item.key.step else ""
+    )
 
 
 # -- ranks -----------------------------------------------------------------------------------
 
 
-def faulty_ranks(
-    differences: Iterable[Difference], plan: Plan, sides: Sides, compare: Compare
-) -> tuple[tuple[int, ...], str]:
+def _faulty_ranks(first: Difference, items: Items, sides: Sides) -> tuple[tuple[int, ...], str]:
     """Return the ranks whose part of the first difference is wrong, and the tensor that tells.
 
     If it is the output of a module, the weights of the module tell more: a wrong weight of one
     rank makes the output of all ranks wrong. Without ranks, nobody can tell, or all differ alike.
     """
-    found = [each for each in differences if not each.expected]
-    if not found:
-        return (), ""
-    first = found[0].key
+    key = first.key
     weights = [
-        each for each in found
-        if (each.key.kind, each.key.step) == (Kind.WEIGHT.value, first.step)
-        and each.key.name.startswith(f"{first.name}.")
+        item for at, item in items.items()
+        if (at.kind, at.step) == (Kind.WEIGHT.value, key.step)
+        and at.name.startswith(f"{key.name}.")
     ]  # fmt: skip
-    for each, mine in itertools.product((*weights, found[0]), (0, 1)):
-        if len(plan.records[mine].table.ranks()) < 2:
+    for item, mine in itertools.product((*weights, items[key]), (0, 1)):
+        if len(sides[mine].ranks) < 2:
             continue
-        sizes = _sizes(plan.by_key[each.key], mine, sides, compare)
+        sizes = _sizes(item, mine, sides)
         # the largest and those half as large: the weights of all ranks differ after a step
         limit = max(sizes.values(), default=0.0) / 2
         ranks = tuple(sorted(rank for rank, size in sizes.items() if limit and size >= limit))
         if ranks and (len(ranks) < len(sizes) or len(sizes) == 1):
-            return ranks, each.key.name
+            return ranks, item.key.name
     return (), ""
 
 
-def _sizes(item: RecordPair, mine: int, sides: Sides, compare: Compare) -> dict[int, float]:
+def _sizes(item: RecordPair, mine: int, sides: Sides) -> dict[int, float]:
     """Return how much the part of each rank differs from the same part of the other run."""
     parts, others = (item.a, item.b) if mine == 0 else (item.b, item.a)
     sizes: dict[int, float] = {}
     if len({batch_of(part.record) for part in parts}) > 1:
         return sizes  # which rows of the other run a rank has is not known
     for part in parts:
-        size = _size(item, part, others, mine, sides, compare)
+        size = _size(item, part, others, mine, sides)
         if size is None:
             return {}
-        rank = part.record.rank
-        sizes[rank] = max(size, sizes.get(rank, 0.0))
+        for rank in part.ranks or (part.record.rank,):
+            sizes[rank] = max(size, sizes.get(rank, 0.0))
     return sizes
 
 
 def _size(
-    item: RecordPair, part: RecordPart, others: list[RecordPart], mine: int, sides: Sides,
-    compare: Compare,
-) -> float | None:  # fmt: skip
+    item: RecordPair, part: RecordPart, others: list[RecordPart], mine: int, sides: Sides
+) -> float | None:
     same = [other for other in others if _part_place(other) == _part_place(part)]
     try:
         if same:
             pair = [[part], same[:1]] if mine == 0 else [same[:1], [part]]
-            comparison = compare(sides, item._replace(a=pair[0], b=pair[1])).comparison
+            comparison = compare_pair(sides, item._replace(a=pair[0], b=pair[1])).comparison
         elif all(each.has_value for each in (part, *others)):
             value: Any = whole(sides[1 - mine], others)
             comparison = compare_with(*part_of(sides[mine], part, value), item.tolerance)

@@ -211,11 +211,6 @@ class CompareReport:
 
         return report_text(self)
 
-    def _repr_html_(self) -> str:
-        from tensortap.rooms.compare.text import as_html
-
-        return as_html(self)
-
     def __repr__(self) -> str:
         return str(self)
 

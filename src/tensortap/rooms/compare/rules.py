@@ -18,10 +18,8 @@ The first rule that matches a record applies.
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -35,12 +33,11 @@ from tensortap.runs.reader import parse_kind
 _LARGEST = 1 << 20  # bytes of a file of rules
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """The tolerance of records of matching name and kind."""
+class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The tolerance of records of matching name and kind: a [[rule]] of a file."""
 
-    names: re.Pattern[str] = re.compile("")
-    kinds: frozenset[str] = frozenset()
+    names: str = ""
+    kinds: str | list[str] = []
     atol: float | None = None
     rtol: float | None = None
     ignore: bool = False
@@ -48,7 +45,9 @@ class Rule:
 
     def fits(self, name: str, kind: str) -> bool:
         """Return whether the rule applies to records of this name and kind."""
-        return (not self.kinds or kind in self.kinds) and self.names.search(name) is not None
+        kinds = [self.kinds] if isinstance(self.kinds, str) else self.kinds
+        is_kind = not kinds or kind in [parse_kind(each).value for each in kinds]
+        return is_kind and compile_pattern(self.names, "names").search(name) is not None
 
 
 class RuleSet:
@@ -100,27 +99,12 @@ def parse_rules(text: str, where: str = "rules") -> RuleSet:
     return RuleSet(rules)
 
 
-class _Table(msgspec.Struct):
-    """A [[rule]] of a file."""
-
-    names: str = ""
-    kinds: str | list[str] = []
-    atol: float | None = None
-    rtol: float | None = None
-    ignore: bool = False
-    expected: str = ""
-
-
 def _rule(content: object) -> Rule:
-    for key in content if isinstance(content, dict) else ():
-        if key not in _Table.__struct_fields__:
-            options = ", ".join(_Table.__struct_fields__)
-            raise TensortapError(f"unknown option {key!r}; options are {options}")
-    table = msgspec.convert(content, _Table)  # names the option of a wrong type
-    kinds = [table.kinds] if isinstance(table.kinds, str) else table.kinds
-    check_tolerance(table.atol, table.rtol)
-    return Rule(
-        compile_pattern(table.names, "names"),
-        frozenset(parse_kind(kind).value for kind in kinds),
-        table.atol, table.rtol, table.ignore, table.expected,
-    )  # fmt: skip
+    try:
+        rule = msgspec.convert(content, Rule)  # errors name the option
+    except msgspec.ValidationError as error:
+        options = ", ".join(Rule.__struct_fields__)
+        raise TensortapError(f"{error}; options are {options}") from None
+    check_tolerance(rule.atol, rule.rtol)
+    rule.fits("", "")  # checks the pattern and the kinds
+    return rule

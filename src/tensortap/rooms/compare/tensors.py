@@ -1,7 +1,8 @@
-"""Compare two arrays and describe the result: with the C kernel if it was built, else with NumPy.
+"""Compare two arrays with the C kernel, and describe the result.
 
 Two numbers are close if ``|a - b| <= atol + rtol*|b|`` in float64, on their exact difference.
-Integers must be equal, unless the user gives a tolerance; bools must be equal.
+Integers must be equal, unless the user gives a tolerance; bools must be equal. Of complex numbers,
+real and imaginary parts are compared.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.core.dtypes import DTYPES, FloatFormat
+from tensortap.core.errors import TensortapError
 from tensortap.rooms.compare.result import Comparison
-from tensortap.stats.conversion import complex_part, is_number
+from tensortap.stats.conversion import complex_part, is_number, real_and_imag
 from tensortap.stats.summarize import kernel, kernel_code
 
 NO_FORMAT = FloatFormat(0, 0, 0.0)
@@ -59,24 +61,20 @@ def compare_arrays(
     >>> found.mismatches, found.worst, found.max_abs
     (3, 2, 2.0)
     """
-    form = coarser(a.dtype, b.dtype)
-    codes = _code_of(a.dtype), _code_of(b.dtype)
-    if None not in codes:
-        sides = [
-            (array.__array_interface__["data"][0], code, array.strides)
-            for array, code in zip((a, b), codes, strict=True)
-        ]
-        return Figures(
-            *kernel.compare(*sides, a.shape, atol, rtol, equal_nan, tuple(form), threads)
+    if kernel is None:
+        raise TensortapError(
+            "comparing arrays needs the C kernel: install tensortap with a compiler, or a wheel"
         )
-    from tensortap.rooms.compare import chunks
-
-    return chunks.compare_arrays(a, b, atol, rtol, equal_nan, form)
-
-
-@functools.cache
-def _code_of(dtype: np.dtype[Any]) -> int | None:
-    return None if complex_part(dtype) is not None else kernel_code(dtype)
+    form = tuple(coarser(a.dtype, b.dtype))
+    sides = [
+        (x.__array_interface__["data"][0], kernel_code(x.dtype), x.strides)
+        for x in (a, b) if x.dtype.isnative
+    ]  # fmt: skip
+    if len(sides) < 2 or None in (sides[0][1], sides[1][1]):  # other byte orders, longdouble
+        a, b = (x.astype(np.float64 if x.dtype.itemsize > 8 else x.dtype.newbyteorder("="))
+                for x in (a, b))  # fmt: skip
+        return compare_arrays(a, b, atol=atol, rtol=rtol, equal_nan=equal_nan, threads=threads)
+    return Figures(*kernel.compare(*sides, a.shape, atol, rtol, equal_nan, form, threads))
 
 
 @functools.cache
@@ -96,8 +94,6 @@ def format_of(dtype: np.dtype[Any]) -> FloatFormat:
 @functools.cache
 def coarser(a: np.dtype[Any], b: np.dtype[Any]) -> FloatFormat:
     """Return the coarser of two formats: fewer digits, or else the smaller range."""
-    if any((complex_part(each) or each).itemsize > 8 for each in (a, b)):
-        return NO_FORMAT  # float64 cannot measure units of longdouble
     known = [form for form in (format_of(a), format_of(b)) if form.digits]
     return min(known, key=lambda form: (form.digits, -form.least_exponent), default=NO_FORMAT)
 
@@ -145,18 +141,25 @@ def compare_tensors(
     if a.shape != b.shape:
         reason = f"shapes {list(a.shape)} and {list(b.shape)}"
         return Comparison(False, reason, differing=1, **known)
-    if not is_number(a.dtype) or not is_number(b.dtype):
-        return _other_elements(a, b, rules, known)
     if a.dtype.kind == b.dtype.kind == "b":
         rules = rules._replace(atol=0.0, rtol=0.0)
     elif is_whole(a.dtype) and is_whole(b.dtype):
         rules = rules._replace(atol=rules.whole_atol, rtol=rules.whole_rtol)
-    axes = _memory_order(a, b)
+    x, y = a, b
+    if any(complex_part(each.dtype) is not None for each in (a, b)):
+        x, y = _parts(a), _parts(b)
+    axes = _memory_order(x, y)
     found = compare_arrays(
-        a.transpose(axes), b.transpose(axes), atol=rules.atol, rtol=rules.rtol,
+        x.transpose(axes), y.transpose(axes), atol=rules.atol, rtol=rules.rtol,
         equal_nan=rules.equal_nan, threads=rules.threads,
     )  # fmt: skip
     return _comparison(a, b, found, axes, rules, known)
+
+
+def _parts(array: NDArray[Any]) -> NDArray[Any]:
+    """Return the real and imaginary parts of numbers along a new last axis."""
+    is_complex = complex_part(array.dtype) is not None
+    return np.stack(real_and_imag(array) if is_complex else (array, np.zeros_like(array)), -1)
 
 
 def _memory_order(a: NDArray[Any], b: NDArray[Any]) -> list[int]:
@@ -177,8 +180,9 @@ def _comparison(
 ) -> Comparison:
     at = found.first_nonfinite if found.first_nonfinite >= 0 else found.worst
     worst = values = None
+    is_complex = len(axes) > a.ndim
     if at >= 0:
-        worst = _index(at, a.shape, axes)
+        worst = _index(at, (*a.shape, 2) if is_complex else a.shape, axes)[: a.ndim]
         values = _item(a, worst), _item(b, worst)
     atol: float | None = max(found.excess, 0.0)
     rtol: float | None = nudged(found.factor) if found.factor else 0.0
@@ -188,7 +192,8 @@ def _comparison(
         atol = rtol = None
     reason = ""
     if found.mismatches:
-        reason = f"{found.mismatches:,} of {found.pairs:,} elements"
+        elements = "real and imaginary parts" if is_complex else "elements"
+        reason = f"{found.mismatches:,} of {found.pairs:,} {elements}"
         if a.ndim == 0:
             reason = "numbers"
         if found.nonfinite:
@@ -229,24 +234,4 @@ def _item(array: NDArray[Any], index: tuple[int, ...]) -> Any:
             return float(item)
         except TypeError:  # complex32
             return complex(item)
-    return item.item() if array.dtype.kind in "US" else item
-
-
-def _other_elements(
-    a: NDArray[Any], b: NDArray[Any], rules: Tolerance, known: dict[str, Any]
-) -> Comparison:
-    """Compare arrays of text or dates."""
-    try:
-        unequal = np.asarray(a != b)
-        if rules.equal_nan and a.dtype.kind in "mM" and b.dtype.kind in "mM":
-            unequal &= ~(np.isnat(a) & np.isnat(b))
-    except TypeError:  # such as text and dates
-        return Comparison(False, "the dtypes cannot be compared", differing=1, **known)
-    count = int(np.count_nonzero(unequal))
-    if not count:
-        return Comparison(True, count=a.size, **known)
-    worst = tuple(int(i) for i in np.unravel_index(unequal.argmax(), a.shape))
-    return Comparison(
-        False, f"{count:,} of {a.size:,} elements", count=a.size, mismatches=count, worst=worst,
-        values=(_item(a, worst), _item(b, worst)), differing=1, **known,
-    )  # fmt: skip
+    return item

@@ -52,16 +52,6 @@ def report_as_plain_text(report: CompareReport) -> str:
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
-def as_html(report: CompareReport) -> str:
-    """Render a report for a notebook."""
-    console = Console(record=True, file=io.StringIO(), width=120, force_jupyter=False)
-    console.print(report_text(report))
-    return console.export_html(
-        inline_styles=True,
-        code_format='<pre style="line-height:normal;white-space:pre;overflow-x:auto">{code}</pre>',
-    )
-
-
 def _headline(agree: bool, a: str, b: str) -> Text:
     verdict = Text("✓ agree", style="bold green") if agree else Text("✗ differ", style="bold red")
     return Text.assemble(verdict, "   ", (plain(a), "bold"), " and ", (plain(b), "bold"))

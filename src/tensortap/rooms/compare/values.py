@@ -6,8 +6,8 @@
 - Integers with each other: exactly, unless a tolerance is given. Bools: exactly. An integer with
   a float: by the tolerance, on their exact difference. Integers beyond 64 bits: exactly.
 - Text, bytes, None: exactly. A number and text differ.
-- Dicts by key, lists and tuples by position (list or tuple is only noted), sets by member,
-  namedtuples and dataclasses by field.
+- Dicts by key, lists and tuples by position (list or tuple is only noted), namedtuples and
+  dataclasses by field.
 - Types registered with a comparison (`tap.rooms.dump.register_format`): by that comparison.
 - All other objects: by ``==`` if their class defines it, else by their attributes.
 """
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.core.errors import TensortapError
-from tensortap.core.record import Blob, Fields, Items, Mapping, Number, Opaque, TensorData
+from tensortap.core.record import Blob, Fields, Items, Mapping, Number, TensorData
 from tensortap.core.values import DEPTH
 from tensortap.rooms.compare.result import Comparison
 from tensortap.rooms.compare.tensors import Tolerance, check_tolerance, compare_tensors
@@ -100,10 +100,9 @@ class _Walk:
             self.open.discard(pair)
 
     def _elements(self, a: NDArray[Any], b: NDArray[Any], path: str) -> Comparison:
-        """Compare two arrays; arrays of objects as lists."""
+        """Compare two arrays; arrays of text, dates or objects as lists."""
         if a.shape == b.shape and not (is_number(a.dtype) and is_number(b.dtype)):
-            if a.dtype.kind == "O" or b.dtype.kind == "O":
-                return _Walk(self.rules).compare(a.tolist(), b.tolist(), path)
+            return _Walk(self.rules).compare(a.tolist(), b.tolist(), path)
         return compare_tensors(a, b, self.rules, path)
 
     def _numbers(self, a: Any, b: Any, path: str) -> Comparison:
@@ -117,8 +116,6 @@ class _Walk:
             return _text(a, b, path)
         if isinstance(a, dict) and isinstance(b, dict):
             return self._parts(a, b, path, _key)
-        if isinstance(a, _SETS) and isinstance(b, _SETS):
-            return _sets(a, b, path)
         fields = _fields_of(a), _fields_of(b)
         if fields[0] is not None and fields[1] is not None:
             return self._parts(fields[0], fields[1], path, _field, _types(a, b))
@@ -126,9 +123,7 @@ class _Walk:
             lengths = f": lengths {len(a):,} and {len(b):,}"
             items = dict(enumerate(a)), dict(enumerate(b))
             return self._parts(*items, path, _key, _types(a, b), lengths)
-        if isinstance(a, Opaque) or isinstance(b, Opaque):
-            return _opaque(a, b, path)
-        kinds = (*_LISTS, *_SETS, dict)
+        kinds = (*_LISTS, dict)
         if isinstance(a, kinds) or isinstance(b, kinds) or _is_tensor(a) or _is_tensor(b):
             return _verdict(False, f"a {_name(a)} and a {_name(b)}", path)
         return self._others(a, b, path)
@@ -170,7 +165,6 @@ class _Walk:
 
 
 _TEXT = (str, bytes, bytearray)
-_SETS = (set, frozenset)
 _LISTS = (list, tuple, collections.deque)
 _ATOMS = (
     enum.Enum, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType,
@@ -288,41 +282,13 @@ def _holds_tensors(value: list[Any] | tuple[Any, ...]) -> bool:
 
 def _text(a: Any, b: Any, path: str) -> Comparison:
     a, b = (bytes(each) if isinstance(each, bytearray) else each for each in (a, b))
-    if (
-        not isinstance(a, _TEXT)
-        or not isinstance(b, _TEXT)
-        or isinstance(a, str) != isinstance(b, str)
-    ):
-        return _verdict(a is b, f"{_short(a)} and {_short(b)}", path)
-    if a == b:
-        return Comparison(True, path=path)
-    least = min(len(a), len(b))
-    at = next((i for i in range(least) if a[i] != b[i]), least)
-    start = max(0, at - 10)
-    one, other = (safe_repr(each[start : start + 40], 60) for each in (a, b))
-    unit = "character" if isinstance(a, str) else "byte"
-    return _verdict(False, f"{one} and {other}" + (f" from {unit} {at}" if at else ""), path)
+    return _verdict(type(a) is type(b) and a == b, f"{_short(a)} and {_short(b)}", path)
 
 
 def _short(value: Any) -> str:
     if value is None or isinstance(value, (*_TEXT, bool, int, float, complex)):
         return safe_repr(value, 60)
     return f"a {_name(value)}"
-
-
-def _sets(a: Any, b: Any, path: str) -> Comparison:
-    if a == b:
-        return Comparison(True, path=path)
-    only_a, only_b = (safe_repr(only, 60) for only in (a - b, b - a))
-    return _verdict(False, f"only a has {only_a}, only b has {only_b}", path)
-
-
-def _opaque(a: Any, b: Any, path: str) -> Comparison:
-    """Compare objects of which only type and repr were recorded."""
-    if isinstance(a, Opaque) and isinstance(b, Opaque):
-        found = _verdict(a == b, f"{a.repr[:60]} and {b.repr[:60]}", path)
-        return dataclasses.replace(found, notes=("only their reprs were recorded",))
-    return _verdict(False, f"{_short(a)} and {_short(b)}", path)
 
 
 def _fields_of(value: Any) -> dict[str, Any] | None:

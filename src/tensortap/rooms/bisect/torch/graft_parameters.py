@@ -15,6 +15,7 @@ from tensortap.rooms.bisect.grafting import GraftSource, Swap
 from tensortap.rooms.track.torch.layouts import like, local_part
 from tensortap.rooms.track.torch.names import Names
 from tensortap.rooms.track.torch.optimizers import parameters_of
+from tensortap.values.snapshot import digest_of
 from tensortap.values.torch.shards import local_shard, waited
 from tensortap.values.torch.tensors import build
 
@@ -32,6 +33,7 @@ class ParameterGrafts:
         self._before: GraftSource | None = None
         self.stepping: Callable[[Any], object] | None = None  # called with each optimizer once
         self._stepped: dict[int, Any] = {}  # optimizers, by id
+        self._digests: dict[str, bytes] = {}  # of the weights before the step
 
     def attach(self) -> None:
         names = Names(self._root)
@@ -44,6 +46,12 @@ class ParameterGrafts:
                 self._owners[id(parameter)] = (*known, name)
         self._undo.append(register_optimizer_step_pre_hook(self._on_step).remove)
 
+    def begin(self) -> None:
+        """Remember the weights that the step starts from."""
+        self._digests = {
+            name: digest_of(computed_part(each)) for name, each in self._parameters.items()
+        }
+
     def detach(self) -> None:
         while self._undo:
             self._undo.pop()()
@@ -53,13 +61,25 @@ class ParameterGrafts:
         self._stepped.clear()
 
     def load(self, before: GraftSource) -> None:
-        """Put recorded weights into the model, and state into each optimizer before its step."""
+        """Put recorded weights into the model, and state into each optimizer before its step.
+
+        Those that the model was made with are judged: later ones went their own way.
+        """
         self._before = before
         with torch.no_grad():
             for name, parameter in Names(self._root).parameters():
                 data = before.recorded(name, Kind.WEIGHT)
-                if data is not None:
-                    local_part(parameter.data).copy_(recorded_part(data, parameter))
+                if data is None:
+                    continue
+                found = recorded_part(data, parameter)
+                if before.is_initial and name in self._parameters:
+                    owners = functools.partial(self._owned_by, parameter)
+                    computed = computed_part(parameter)
+                    self._source.swap(
+                        Swap(name, Kind.WEIGHT, computed, found, readers=owners, before=True)
+                    )
+                if found.shape == local_part(parameter.data).shape:
+                    local_part(parameter.data).copy_(found)
 
     def _on_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if any(callable(each) for each in (*args[1:], *kwargs.values())):
@@ -118,16 +138,20 @@ class ParameterGrafts:
             for parameter in self._parameters.values():
                 if parameter.grad is not None:
                     self._exchange_gradient(parameter)
-        for optimizer in self._stepped.values():
-            for parameter in parameters_of(optimizer):
-                if id(parameter) in self._names:
-                    self._judge_step(optimizer, parameter)
+        states = {
+            id(parameter): optimizer.state.get(parameter) or {}
+            for optimizer in self._stepped.values()
+            for parameter in parameters_of(optimizer)
+        }
+        for parameter in self._parameters.values() if self._stepped else ():
+            self._judge_step(states.get(id(parameter), {}), parameter)
 
-    def _judge_step(self, optimizer: Any, parameter: Any) -> None:
+    def _judge_step(self, state: dict[Any, Any], parameter: Any) -> None:
         name = self._names[id(parameter)]
         owners = functools.partial(self._owned_by, parameter)
+        unchanged = self._digests.get(name) == digest_of(computed_part(parameter))
         found: list[tuple[str, Kind, Any]] = [(name, Kind.WEIGHT, parameter)]
-        for key, value in (optimizer.state.get(parameter) or {}).items():
+        for key, value in state.items():
             if isinstance(value, (int, float)):
                 value = torch.tensor(value, dtype=torch.float64)
             if isinstance(value, torch.Tensor):
@@ -135,10 +159,10 @@ class ParameterGrafts:
         for label, kind, value in found:
             data = self._source.recorded(label, kind)
             if data is not None:
-                computed = computed_part(value)
-                self._source.swap(
-                    Swap(label, kind, computed, recorded_part(data, value), readers=owners)
-                )
+                self._source.swap(Swap(
+                    label, kind, computed_part(value), recorded_part(data, value), readers=owners,
+                    unchanged=unchanged and kind is Kind.WEIGHT,
+                ))  # fmt: skip
 
 
 def computed_part(tensor: Any) -> torch.Tensor:

@@ -71,6 +71,29 @@ class Segments:
             return (site.parent.module,)
         return tuple([name for name, custom in readers.items() if custom] or readers)
 
+    def cut_by(self, node: Any, site: CallSite, missing: set[Any]) -> tuple[str, ...]:
+        """Return who keeps the gradient of an output from being computed; empty if it follows.
+
+        That is a module that reads the output and whose own gradient has come, or else the code
+        around it. If the gradients of the modules that read it are missing, theirs explain it.
+        """
+        ends = {node}
+        own = {
+            each for each, found in self._outputs.items() if any(c.site == site for c, _ in found)
+        }
+        readers: dict[str, bool] = {}
+        for output, found in self._outputs.items():
+            for call, _ in found:
+                if output not in own and node in self._reached(call.inputs, ends):
+                    readers[call.site.module] = output in missing
+        if any(readers.values()):
+            return ()
+        around = site.parent.module if site.parent is not None else ""
+        return tuple(readers) or ((around,) if around else ())
+
+    def _reached(self, seeds: Iterable[Any], ends: set[Any]) -> set[Any]:
+        return self._walk(seeds, ends)[0]
+
     def _follow(self, call: GraftedCall, start: Any, in_place: bool) -> None:
         """Note a module as a reader of all that an output of it was computed from."""
         seeds = _next(start) if in_place else [start]

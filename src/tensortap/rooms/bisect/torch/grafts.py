@@ -71,7 +71,10 @@ class ModelGrafts:
         self._random: Any = None  # the last random state
         self._segments = Segments()
         self._parameters = ParameterGrafts(root, source)
-        self.load = self._parameters.load
+        self.load, self.begin = self._parameters.load, self._parameters.begin
+        # outputs whose gradient has not come yet: what computed them, by call and path
+        self._awaited: dict[tuple[CallSite, str], Any] = {}
+        self._has_gradients = False
         self.stepping: Callable[[Any], object] | None = None
 
     def attach(self) -> None:
@@ -94,10 +97,24 @@ class ModelGrafts:
         self._stack.clear()
         self._repeated.clear()
         self._known.clear()
+        self._awaited.clear()
         self._segments = Segments()
 
     def end_step(self) -> None:
+        self._judge_missing()
         self._parameters.end_step()
+
+    def _judge_missing(self) -> None:
+        """Judge gradients of the reference that the program has not computed: the graph is cut."""
+        for (site, path), node in self._awaited.items() if self._has_gradients else ():
+            found = self._source.recorded(site.module + path, Kind.GRADIENT, site.call)
+            if found is not None:
+                missing = {each for each in self._awaited.values() if each is not node}
+                suspects = self._segments.cut_by(node, site, missing)
+                self._source.swap(Swap(
+                    site.module + path, Kind.GRADIENT, None, found, site,
+                    readers=functools.partial(tuple, suspects),
+                ))  # fmt: skip
 
     @property
     def running(self) -> str:
@@ -214,6 +231,8 @@ class ModelGrafts:
             self._know(tensor)
         if tensor.requires_grad and tensor.grad_fn is not None:
             self._segments.add(opened, start, tensor.grad_fn)
+            if not again:
+                self._awaited[opened.site, path] = tensor.grad_fn
             hook = functools.partial(self._on_gradient, opened.site, path, tensor.grad_fn)
             tensor.register_hook(torch.utils.hooks.unserializable_hook(hook))
         return tensor
@@ -221,6 +240,8 @@ class ModelGrafts:
     # -- gradients -------------------------------------------------------------------------------
 
     def _on_gradient(self, site: CallSite, path: str, node: Any, gradient: Any) -> Any:
+        self._awaited.pop((site, path), None)
+        self._has_gradients = True
         found = self._recorded(site.module + path, Kind.GRADIENT, site.call, gradient)
         if found is None:
             return None

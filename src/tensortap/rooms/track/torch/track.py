@@ -368,6 +368,10 @@ class ParameterHooks:
                     self.observer.unseen[name] = _LAZY
             else:
                 self._observe(name, Kind.WEIGHT, parameter, {**self._tags(name), **tags})
+        plain = Names(self.root).plain
+        for path, buffer in self.root.named_buffers() if self.observer.inputs else ():
+            if has_values(buffer) and self.observer.wants(Kind.WEIGHT, plain(path)):
+                self._observe(plain(path), Kind.VALUE, buffer, {**tags, "buffer": "1"})
 
     def _chosen(self, kind: Kind) -> list[tuple[str, torch.nn.Parameter]]:
         """Return the parameters to look through: all, or those that a budget has chosen."""
