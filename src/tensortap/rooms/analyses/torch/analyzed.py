@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -285,7 +286,9 @@ class AnalysisHooks:
                 continue
             if gradients and parameter.grad is not None:
                 gradient = self._array(observed(name, Kind.WEIGHT_GRADIENT, parameter.grad)[1])
-            yield TrainedParameter(name, value, gradient, seen.tags.get("placements", ""))
+            copies = _copies(parameter) if self._is_sharded else 1
+            placements = seen.tags.get("placements", "")
+            yield TrainedParameter(name, value, gradient, placements, copies)
 
     def _array(self, tensor: torch.Tensor) -> Any:
         """Return a tensor as an array; None if the host cannot read it."""
@@ -299,6 +302,14 @@ def _channel_axis(module: torch.nn.Module, dimensions: int) -> int:
     """Return which dimension of an output has the channels."""
     first = dimensions == 3 and type(module).__name__ in _CHANNELS_FIRST
     return 1 if first or dimensions >= 4 else -1
+
+
+def _copies(parameter: Any) -> int:
+    """Return how many ranks have the same part of a parameter."""
+    mesh = getattr(parameter, "device_mesh", None)
+    sizes = () if mesh is None else zip(mesh.shape, parameter.placements, strict=True)
+    parts = math.prod(size for size, each in sizes if not each.is_replicate())
+    return max(1, torch.distributed.get_world_size() // parts)
 
 
 def _replicas(root: torch.nn.Module) -> int:
