@@ -235,7 +235,7 @@ def test_initial_weights():
         t.step()
     found = {alert.name: alert.message.partition(":")[0] for alert in t.alerts}
     assert found == {
-        "0.weight": "all of its values start as 0.01",
+        "0.weight": "all of its values start as 0.01, so its units stay identical",
         "2.weight": "it starts as a copy of 1.weight, and both are trained, so they drift apart",
         "3.weight": "it starts with values that are not finite",
     }

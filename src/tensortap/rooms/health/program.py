@@ -85,7 +85,7 @@ class _Watching:
         if target is None or getattr(target, "__module__", "").startswith("torch.utils.data"):
             return
         self._make_room()
-        process._target = _Target(target, self.path, self._options)
+        process._target = functools.partial(_call_target, target, self.path, self._options)
 
     def _before_popen(self, popen: Any, *args: Any, **kwargs: Any) -> Any:
         """Return other arguments if the command is a rank of a job: Python with a WORLD_SIZE."""
@@ -121,14 +121,9 @@ class _Watching:
             log.exception("tensortap: the run %s is not complete", self.path)
 
 
-class _Target:
-    """The function of a process that is started, which looks for models while it runs."""
-
-    def __init__(self, target: Callable[..., Any], path: Path, options: dict[str, Any]) -> None:
-        self._target, self._path, self._options = target, path, options
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return watched(lambda: self._target(*args, **kwargs), self._path, self._options)
+def _call_target(target: Any, path: Path, options: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the function of a process that was started, and look for models while it runs."""
+    return watched(functools.partial(target, *args, **kwargs), path, options)
 
 
 def watched(call: Callable[[], Any], path: Path, options: dict[str, Any]) -> Any:

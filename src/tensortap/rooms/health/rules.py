@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
-from tensortap.alerts.alert import HINT
+from tensortap.alerts.alert import ALERT, HINT
 from tensortap.alerts.monitor import RuleState
 from tensortap.alerts.rules import Rule
 from tensortap.core.arguments import check_count, check_positive
@@ -163,13 +162,6 @@ def scheduler_per_batch(facts: StepFacts, state: State) -> Found:
 # -- structure -------------------------------------------------------------------------------
 
 
-def _latest(state: State, facts: Any) -> Any:
-    """Return facts that only some steps have, from the latest step that has them."""
-    if facts is not None:
-        state["latest"] = facts
-    return state.get("latest", ())
-
-
 @rule_of_steps()
 def initialization(facts: StepFacts, state: State) -> Found:
     """Report weights that start all equal, as a copy of another one, or not finite.
@@ -182,8 +174,8 @@ def initialization(facts: StepFacts, state: State) -> Found:
         if summary.finite != summary.count:
             yield weight.name, "it starts with values that are not finite: is it initialized?"
         elif weight.dimensions > 1 and summary.std == 0.0 and summary.count > 1 and summary.max_abs:
-            message = f"all of its values start as {summary.max:.6g}: give each a random number"
-            yield weight.name, message
+            message = f"all of its values start as {summary.max:.6g}, so its units stay identical"
+            yield weight.name, f"{message}: initialize them with random numbers"
         elif weight.digest and (other := first.setdefault(weight.digest, weight.name)):
             if other != weight.name:
                 message = (
@@ -196,7 +188,9 @@ def initialization(facts: StepFacts, state: State) -> Found:
 @rule_of_steps()
 def not_registered(facts: StepFacts, state: State) -> Found:
     """Report layers in a plain list or dict of a module, and tensors that are not parameters."""
-    for name, count in _latest(state, facts.unregistered):
+    if facts.unregistered is not None:  # only some steps are looked at
+        state["latest"] = facts.unregistered
+    for name, count in state.get("latest", ()):
         message = (
             f"it holds {count} tensors that get gradients and that torch does not know as "
             "parameters: they are not trained, moved or saved; use nn.ModuleList, "
@@ -268,27 +262,23 @@ def not_normalized(
 ) -> Found:
     """Give a hint if the root mean square of the inputs exceeds `largest`."""
     for each in _first_training(facts):
-        rms = state["rms"] = each.input_rms or 0.0
-        in_a_row(state, rms > largest)
-    if in_a_row(state) >= patience:
-        rms = state["rms"]
-        yield MODEL, f"the model's input has a root mean square of {rms:.3g}: is it normalized?"
+        rms = each.input_rms or 0.0
+        if in_a_row(state, rms > largest) >= patience:
+            yield MODEL, f"the model's input has a root mean square of {rms:.3g}: is it normalized?"
 
 
 @rule_of_steps(HINT, "training")
 def input_drift(facts: StepFacts, state: State, factor: float = 2.0, patience: int = 2) -> Found:
     """Give a hint if inputs of training grow or shrink by `factor`, as data changed in place do."""
     for each in _first_training(facts):
-        if each.input_rms:
-            first = state.setdefault("first", each.input_rms)
-            state["now"] = each.input_rms
-            in_a_row(state, not 1 / factor < each.input_rms / first < factor)
-    if in_a_row(state) >= patience:
-        message = (
-            f"its inputs have changed their root mean square from {state['first']:.3g} to "
-            f"{state['now']:.3g} during training: is the data set changed in place?"
-        )
-        yield MODEL, message
+        now = each.input_rms
+        first = state.setdefault("first", now) if now else None
+        if now and first and in_a_row(state, not 1 / factor < now / first < factor) >= patience:
+            message = (
+                f"its inputs have changed their root mean square from {first:.3g} to {now:.3g} "
+                "during training: is the data set changed in place?"
+            )
+            yield MODEL, message
 
 
 # -- the loss and its labels -------------------------------------------------------------------
@@ -462,14 +452,12 @@ def rows_mixed(facts: StepFacts, state: State) -> Found:
     """Give a hint if rows of a batch influence each other in ``eval()`` mode."""
     for each in facts.probes:
         if each.rows and each.batch_is_first:
-            state["rows"] = each.rows
-    if "rows" in state:
-        message = (
-            f"rows of the batch influence each other in eval() mode: another row "
-            f"{state['rows'][0]} changes the outputs of other rows; look for batch_first, and for "
-            "a mean, softmax or reshape over the batch"
-        )
-        yield MODEL, message
+            message = (
+                f"rows of the batch influence each other in eval() mode: another row "
+                f"{each.rows[0]} changes the outputs of other rows; look for batch_first, and for "
+                "a mean, softmax or reshape over the batch"
+            )
+            yield MODEL, message
 
 
 @rule_of_steps(HINT, "training")
@@ -485,12 +473,11 @@ def batch_norm(facts: StepFacts, state: State, patience: int = 10, distance: flo
             "evaluation differs; use larger batches, or group norm"
         )
         yield name, message
-    if facts.mode_distance is not None:
-        state["far"] = facts.mode_distance if facts.mode_distance > distance else None
-    if state.get("far"):
+    far = facts.mode_distance or 0.0
+    if far > distance:
         message = (
             f"with batch norm or spectral norm in eval() mode, the outputs of a training batch "
-            f"differ by {state['far']:.0%} of their size: what the norm remembers does not fit"
+            f"differ by {far:.0%} of their size: what the norm remembers does not fit"
         )
         yield MODEL, message
 
@@ -502,8 +489,6 @@ def batch_norm(facts: StepFacts, state: State, patience: int = 10, distance: flo
 def same_batch(facts: StepFacts, state: State, patience: int = 10) -> Found:
     """Give a hint if each step gets the same batch."""
     if facts.same_input is not None and in_a_row(state, facts.same_input) >= patience:
-        state["found"] = True
-    if "found" in state:
         message = (
             f"it has got the same batch {patience} times in a row: next(iter(loader)) begins anew "
             "each time"
@@ -514,18 +499,14 @@ def same_batch(facts: StepFacts, state: State, patience: int = 10) -> Found:
 @rule_of_steps(HINT, "training")
 def one_index(facts: StepFacts, state: State) -> Found:
     """Give a hint if an embedding gets the same index for everything."""
-    for name, index in state.setdefault("found", dict(facts.one_index)).items():
+    for name, index in facts.one_index:
         yield name, f"all of its indices are {index}: are the values scaled or cut off before?"
-    if facts.one_index:
-        state["found"].update(facts.one_index)
 
 
 @rule_of_steps(HINT, "training")
 def padding(facts: StepFacts, state: State, patience: int = 3) -> Found:
     """Give a hint if the loss depends on padding at the end of sequences."""
     if facts.padding is not None and in_a_row(state, facts.padding) >= patience:
-        state["found"] = True
-    if "found" in state:
         message = (
             "the loss depends on padding at the end of sequences: mask it in attention and "
             "pooling, and read the last real position"
@@ -536,29 +517,27 @@ def padding(facts: StepFacts, state: State, patience: int = 3) -> Found:
 # -- what only `tensortap run` sees ---------------------------------------------------------------
 
 
-def _noted(facts: StepFacts, rule: str) -> Found:
-    """Yield what was noted for a rule: its keys are the name of the rule, and that of a module."""
-    for key, text in facts.notes:
-        if key.partition(" ")[0] == rule:
-            yield key.partition(" ")[2] or MODEL, text
+def _rule_of_notes(name: str, looks_for: str, severity: str = ALERT) -> Callable[..., Rule]:
+    """Make a rule of notes: their keys are its name and perhaps that of a module."""
+
+    def check(facts: StepFacts, state: State) -> Found:
+        for key, text in facts.notes:
+            if key.partition(" ")[0] == name:
+                yield key.partition(" ")[2] or MODEL, text
+
+    check.__name__, check.__doc__ = name, looks_for
+    return rule_of_steps(severity, "run")(check)
 
 
-@rule_of_steps(needs="run")
-def loss_scaling(facts: StepFacts, state: State) -> Found:
-    """Report gradients that are clipped, or used by an optimizer, before they are unscaled."""
-    return _noted(facts, "loss_scaling")
-
-
-@rule_of_steps(needs="run")
-def nothing_loaded(facts: StepFacts, state: State) -> Found:
-    """Report a `load_state_dict(strict=False)` that loaded nothing."""
-    return _noted(facts, "nothing_loaded")
-
-
-@rule_of_steps(HINT, "run")
-def stale_copy(facts: StepFacts, state: State) -> Found:
-    """Give a hint if a copy of the model is called during training, and never changes."""
-    return _noted(facts, "stale_copy")
+loss_scaling = _rule_of_notes(
+    "loss_scaling", "Report gradients that are clipped or used before they are unscaled."
+)
+nothing_loaded = _rule_of_notes(
+    "nothing_loaded", "Report a `load_state_dict(strict=False)` that loaded nothing."
+)
+stale_copy = _rule_of_notes(
+    "stale_copy", "Give a hint if a copy of the model is called and never changes.", HINT
+)
 
 
 # -- statistics ----------------------------------------------------------------------------------

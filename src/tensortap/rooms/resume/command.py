@@ -58,30 +58,27 @@ def resume_check(
 
 
 def _copy_folder(to: Path) -> Path:
-    here = Path.cwd()
-    size = sum(each.lstat().st_size for each in here.rglob("*"))
+    size = sum(each.lstat().st_size for each in Path.cwd().rglob("*"))
     if size > _MOST_BYTES:
         raise TensortapError(
-            f"{here} has {format_size(size)}, and is copied twice: run the command in a folder "
-            "with the program alone, and give it absolute paths of its data"
+            f"{Path.cwd()} has {format_size(size)}, and is copied twice: run the command in a "
+            "folder with the program alone, and give it absolute paths of its data"
         )
-    return Path(shutil.copytree(here, to, symlinks=True))
+    return Path(shutil.copytree(Path.cwd(), to, symlinks=True))
 
 
 def _run(command: Sequence[str], folder: Path, options: Sequence[str]) -> States:
     """Run a command in a folder; return the states before its steps."""
     python, *words = command
+    shown = shlex.join(command)
     if "python" not in Path(python).name:
-        raise TensortapError(f"the command must be python PROGRAM …, got {shlex.join(command)}")
+        raise TensortapError(f"the command must be python PROGRAM …, got {shown}")
     file = folder.with_suffix(".jsonl")
-    child = "-m", "tensortap.rooms.resume.command", str(file), *options
-    done = subprocess.run(
-        [python, *child, "--", *words], cwd=folder, stdout=sys.stderr, check=False
-    )
-    if done.returncode:
-        raise TensortapError(f"{shlex.join(command)} has ended with exit code {done.returncode}")
-    if not file.exists():
-        raise TensortapError(f"{shlex.join(command)} has made no step with a torch optimizer")
+    child = [python, "-m", "tensortap.rooms.resume.command", str(file), *options, "--", *words]
+    code = subprocess.run(child, cwd=folder, stdout=sys.stderr, check=False).returncode
+    if code or not file.exists():
+        ended = f"ended with exit code {code}" if code else "made no step with a torch optimizer"
+        raise TensortapError(f"{shown} has {ended}")
     states = [json.loads(line) for line in file.read_text().splitlines()]
     file.unlink()
     if "--checkpoint" in options and states[-1:] != [{}]:
@@ -126,18 +123,13 @@ def _first_of(one: dict[str, str], two: dict[str, str]) -> list[str]:
     for name in dict.fromkeys([*two, *one]):
         if one.get(name) != two.get(name):
             part = " ".join(name.split(" ")[: 1 + name.startswith(("optimizer", "random"))])
-            found.setdefault(part, []).append(name)
-    return [_described(names, one, two) for names in found.values()]
-
-
-def _described(names: list[str], one: dict[str, str], two: dict[str, str]) -> str:
-    name = names[0]
-    text = name
-    if name not in one:
-        text += ", which is missing after the resume"
-    elif name.startswith(("scheduler", "optimizer setting")):
-        text += f": {one[name]} instead of {two.get(name, 'none')}"
-    return text + (f", and {len(names) - 1} more" if len(names) > 1 else "")
+            text = name if name in one else f"{name}, which is missing after the resume"
+            if name in one and part in ("scheduler", "optimizer setting"):
+                text += f": {one[name]} instead of {two.get(name, 'none')}"
+            found.setdefault(part, []).append(text)
+    return [
+        each[0] + (f", and {len(each) - 1} more" if each[1:] else "") for each in found.values()
+    ]
 
 
 def main() -> None:
@@ -145,12 +137,11 @@ def main() -> None:
     from tensortap.rooms.health.program import AfterImport, execute
 
     file, option, number, _, *words = sys.argv[1:]
-    limits = {"--last": (int(number), None), "--checkpoint": (None, int(number))}[option]
 
     def look() -> None:
         from tensortap.rooms.resume.torch import StateRecorder
 
-        StateRecorder(Path(file), *limits).attach()
+        StateRecorder(Path(file), int(number), at_checkpoint=option == "--checkpoint").attach()
 
     sys.meta_path.insert(0, AfterImport("torch", look))
     module = words[0] == "-m"

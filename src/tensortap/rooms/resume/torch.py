@@ -28,29 +28,27 @@ from tensortap.values.torch.tensors import quiet
 class StateRecorder:
     """Writes a line of digests before each step, and ends the program as a crash would.
 
-    It ends before step `last` + 1, or before the first step after a checkpoint (`torch.save`) that
-    was written after `checkpoint` steps or later.
+    It ends after `steps` steps or, with `at_checkpoint`, after the first step from then on that is
+    followed by a checkpoint: a call of `torch.save`.
     """
 
-    def __init__(self, file: Path, last: int | None, checkpoint: int | None) -> None:
-        self._file, self._last, self._checkpoint = file, last, checkpoint
+    def __init__(self, file: Path, steps: int, at_checkpoint: bool) -> None:
+        self._file, self._last, self._at_checkpoint = file, steps, at_checkpoint
         self._modules = Modules()
         # in the order of their creation
         self._optimizers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
         self._schedulers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
         self._steps = 0
-        self._saved = False
-        self._inside = False  # a call of a module
+        self._saved = self._inside = False  # a checkpoint; a call of a module
         self._batch: dict[str, str] = {}
 
     def attach(self) -> None:
         """Begin; nothing is put back, because the process ends with the program."""
         self._modules.attach()
         _after(torch.nn.Module, "__setstate__", self._modules.on_copy)
-        for owner, known in (
-            (torch.optim.Optimizer, self._optimizers), (LRScheduler, self._schedulers),
-        ):  # fmt: skip
-            _after(owner, "__init__", functools.partial(_note, known))
+        known = {torch.optim.Optimizer: self._optimizers, LRScheduler: self._schedulers}
+        for owner, instances in known.items():
+            _after(owner, "__init__", lambda _, new, *args, to=instances: to.update({new: None}))
         _after(torch, "save", self._on_save)
         register_optimizer_step_pre_hook(self._before_step)
         call = torch.nn.Module.__call__
@@ -70,10 +68,10 @@ class StateRecorder:
         torch.nn.Module.__call__ = outermost
 
     def _on_save(self, *args: Any) -> None:
-        self._saved |= self._checkpoint is not None and self._steps >= self._checkpoint
+        self._saved |= self._steps >= self._last
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        ends = self._saved or self._steps == self._last
+        ends = self._saved if self._at_checkpoint else self._steps == self._last
         with quiet(), self._file.open("a") as file:
             state = {} if ends else dict(self._state())  # an empty one says that it was ended here
             file.write(json.dumps(state) + "\n")
@@ -129,10 +127,6 @@ def _after(owner: Any, name: str, then: Any) -> None:
 
     hide_from_compiler(wrapped)
     setattr(owner, name, wrapped)
-
-
-def _note(known: weakref.WeakKeyDictionary[Any, None], _: None, created: Any, *args: Any) -> None:
-    known[created] = None
 
 
 def _digest(value: Any) -> str:

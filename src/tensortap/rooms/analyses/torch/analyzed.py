@@ -58,7 +58,7 @@ class AnalysisHooks:
         self._named = functools.partial(tracked.parameters, True)
         self._undo: list[Callable[[], object]] = []
         self._replicas = _replicas(tracked.root)
-        self._is_sharded = False
+        self._is_sharded = self._is_split = False
         self._passes: set[int] = set()  # backward passes of this step
         self._calls: dict[str, int] = {}
         # the last output, its version and its name: a container returns that of its last module
@@ -71,6 +71,7 @@ class AnalysisHooks:
         modules = list(Names(self._root).modules())
         self._analyses.attach(self._root, modules[0][0], self._replicas)
         self._is_sharded = is_sharded(self._root)
+        self._is_split = any(hasattr(each, "device_mesh") for each in self._root.parameters())
         if self._is_sharded and wants("gradient"):
             self._observer.unseen["noise"] = _SHARDED
         chosen = [(name, module) for name, module in modules if self._wants(name)]
@@ -286,7 +287,7 @@ class AnalysisHooks:
                 continue
             if gradients and parameter.grad is not None:
                 gradient = self._array(observed(name, Kind.WEIGHT_GRADIENT, parameter.grad)[1])
-            copies = _copies(parameter) if self._is_sharded else 1
+            copies = _copies(parameter) if self._is_split else 1
             placements = seen.tags.get("placements", "")
             yield TrainedParameter(name, value, gradient, placements, copies)
 

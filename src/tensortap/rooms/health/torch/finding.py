@@ -145,10 +145,10 @@ def _shapes(module: torch.nn.Module) -> tuple[Any, ...]:
 class _Copy:
     """A module with the parameters of a trained one: an average, a target network, a teacher."""
 
-    def __init__(self, module: torch.nn.Module, name: str) -> None:
-        self.name = name
+    def __init__(self, module: torch.nn.Module, name: str, steps: Callable[[], int]) -> None:
+        self.name, self._steps = name, steps
         self._calls = 0
-        self._first = self._last = 0  # steps at which it was called and had not changed
+        self._last = 0  # the step at which it was last called and had not changed
         self._parameter = weakref.ref(max(module.parameters(), key=torch.Tensor.numel))
         self._before = self._sample()
 
@@ -157,8 +157,8 @@ class _Copy:
         with quiet():
             return sample(parameter) if parameter is not None and is_plain(parameter) else None
 
-    def on_call(self, step: int) -> None:
-        self._first = self._first or step
+    def on_call(self, *args: Any) -> None:
+        step = self._steps()
         if self._before is None or step <= self._last:
             return
         self._calls += 1
@@ -292,7 +292,7 @@ class TrainedModels:
         self._wrap(Optimizer, "zero_grad", after=self._on_zero_grad)
         self._undo.append(on_backward(functools.partial(self._guarded, self._on_backward)))
         self._wrap(scaler, "scale", after=self._on_scale)
-        self._wrap(scaler, "unscale_", after=self._on_unscale)
+        self._wrap(scaler, "unscale_", after=self._before_scaler)
         self._wrap(torch.nn.Module, "load_state_dict", after=self._on_load)
         self._wrap(torch.nn.Module, "__setstate__", after=self._modules.on_copy)
         for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
@@ -387,9 +387,6 @@ class TrainedModels:
         """Note by which norm gradients are clipped, for a comparison of ranks."""
         if rank_and_world_size()[1] > 1 and type(norm) is torch.Tensor:  # of DTensors it is right
             self._norms.append({"clip_norm": _number(norm), "clip_limit": limit})
-
-    def _on_unscale(self, *args: Any) -> None:
-        self._is_scaled = False
 
     def _on_scale(self, scaled: Any, scaler: Any, loss: Any) -> None:
         self._is_scaled = bool(scaler.is_enabled())
@@ -511,13 +508,10 @@ class TrainedModels:
         for key, module in modules.items():
             if key not in trained and key not in self._copies and _shapes(module) in shapes:
                 name = names.get(key) or type(module).__name__
-                self._copies[key] = copy = _Copy(module, name)
-                called = functools.partial(self._guarded, self._on_copy, copy)
+                self._copies[key] = copy = _Copy(module, name, lambda: self._steps)
+                called = functools.partial(self._guarded, copy.on_call)
                 handle = module.register_forward_pre_hook(ModuleHook(called))
                 self._undo.append(handle.remove)
-
-    def _on_copy(self, copy: _Copy, *args: Any) -> None:
-        copy.on_call(self._steps)
 
     def _check_copies(self) -> None:
         for copy in self._copies.values():

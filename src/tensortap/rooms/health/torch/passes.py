@@ -76,7 +76,6 @@ class PassWatch:
         self._root = root
         self._guarded = guarded
         self._number = self._evaluations = 0
-        self._is_checked = True  # whether dtypes are looked at in this step
         self._passes: list[_Pass] = []
         self._running: _Pass | None = None
         self._outer: nn.Module | None = None  # the module whose call no other one surrounds
@@ -194,7 +193,6 @@ class PassWatch:
             ),
         }  # fmt: skip
         self._number += 1
-        self._is_checked = is_checked(self._number)
         self._forget()
         return found, extra
 
@@ -204,7 +202,7 @@ class PassWatch:
             return
         training = self._root.training
         if training and torch.is_grad_enabled():
-            looks = self._is_checked
+            looks = is_checked(self._number)
         else:
             self._evaluations += 1
             looks = is_checked(self._evaluations) or self._evaluations <= 16

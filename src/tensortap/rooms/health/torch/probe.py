@@ -127,7 +127,7 @@ def is_norm_with_modes(module: nn.Module) -> bool:
     """Return whether a module is batch norm with running statistics, or spectral norm."""
     if isinstance(module, _BATCH_NORMS):
         return bool(module.track_running_stats)
-    return hasattr(module, "n_power_iterations")
+    return "n_power_iterations" in vars(module)
 
 
 def has_norm_with_modes(module: nn.Module) -> bool:

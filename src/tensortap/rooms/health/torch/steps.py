@@ -307,11 +307,6 @@ class StepHooks:
             for name, parameter in parameters.items()
         )
         groups = [group for each in self._optimizers for group in each.param_groups]
-        structure: dict[str, Any] = {}
-        if is_checked(self._number):
-            structure = {
-                "unregistered": left_out(self._unregistered, optimized),
-            }
         passes, more = self._passes.end_step()
         losses = self._losses.end_step()
         facts = StepFacts(
@@ -327,7 +322,9 @@ class StepHooks:
             passes,
             **more,
             **self._initial,
-            **structure,
+            unregistered=left_out(self._unregistered, optimized)
+            if is_checked(self._number)
+            else None,
             decays=tuple(float(group.get("weight_decay") or 0.0) for group in groups),
             losses=losses,
             seen=self._seen(),
