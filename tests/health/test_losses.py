@@ -202,6 +202,16 @@ def test_batch_norm_with_single_rows(size):
     assert ("batch_norm" in rules) is (size == 1)
 
 
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_compiled_model_is_copied_before_it_is_called_again(in_place):
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+    model = net if in_place else torch.compile(net, backend="eager")
+    if in_place:
+        net.compile(backend="eager")
+    assert found(model, lambda _: F.cross_entropy(model(batch()[0]), batch()[1]), steps=8) == set()
+    assert int(net[1].num_batches_tracked) == 8
+
+
 @pytest.mark.parametrize("is_stale", [True, False])
 def test_spectral_norm_that_computes_otherwise_in_evaluation(is_stale):
     first = spectral_norm(nn.Linear(16, 8, bias=False))

@@ -154,6 +154,7 @@ class PassWatch:
             self._probe(module, args, kwargs, seconds)
 
     def _probe(self, module: nn.Module, args: Any, kwargs: Any, seconds: float) -> None:
+        module = vars(module)["_modules"].get("_orig_mod", module)  # of torch.compile
         compares = self._has_norm and self._number in _COMPARED_MODES
         probes = self._number == 2 and id(module) not in self._probed and len(self._probed) < 8
         if not (compares or probes):

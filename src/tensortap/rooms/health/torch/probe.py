@@ -80,7 +80,8 @@ def _twin(module: Any, memo: dict[int, Any]) -> Any:
     twin = memo[id(module)] = object.__new__(type(module))
     own = vars(module)
     parts = {name: _twin(part, memo) for name, part in own["_modules"].items()}
-    state = {name: each for name, each in own.items() if name != "_modules"}
+    other = "_modules", "_compiled_call_impl"  # which would run the module itself
+    state = {name: each for name, each in own.items() if name not in other}
     vars(twin).update(copy.deepcopy(state, memo), _modules=parts)
     return twin
 
