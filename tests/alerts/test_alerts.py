@@ -281,7 +281,10 @@ def test_dead():
     monitor = AlertMonitor([alerts.dead()])
     found = [monitor.see(tensor("relu", zeros, step)) for step in range(4)]
     assert [len(f) for f in found] == [0, 0, 1, 0]
-    assert found[2][0].message == "97.0% of the output is zero, for 3 steps in a row"
+    assert found[2][0].message == (
+        "97.0% of the output is zero, for 3 steps in a row; lower the learning rate, or use a "
+        "leaky activation"
+    )
     assert not shown(AlertMonitor([alerts.dead(share=0.98, patience=1)]), tensor("relu", zeros))
     assert not shown(AlertMonitor([alerts.dead(patience=1)]), tensor("loss", [0.0]))
     assert not shown(AlertMonitor([alerts.dead(patience=1)]), tensor("w", zeros, kind=Kind.WEIGHT))

@@ -341,3 +341,25 @@ def test_steps_run_again_only_if_asked():
     assert (len(calls), step.verdict) == (1, None)
     assert step.explain().kind in ("data", "deterministic")
     assert len(calls) > 1
+
+
+def test_steps_are_not_those_of_a_tracker_that_has_ended():
+    model = nn.Linear(2, 1)
+    with tap.track(model) as tracker:
+        for _ in range(7):
+            model(torch.ones(1, 2))
+            tracker.step()
+
+    def train(x):
+        return model(x).sum()
+
+    step = tap.blackbox(train, model)
+    for number in range(4):
+        step(torch.full((1, 2), NAN if number == 3 else 1.0))
+    assert step.verdict.step == 3
+    with tap.track(model) as tracker:  # a tracker that counts gives the number
+        step = tap.blackbox(train, model)
+        for number in range(4):
+            step(torch.full((1, 2), NAN if number == 2 else 1.0))
+            tracker.step()
+    assert step.verdict.step == 2

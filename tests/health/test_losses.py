@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 import tensortap as tap
 from tensortap.capture.pipeline import pipeline
@@ -69,10 +70,6 @@ CASES = {
     "target_gradient": (
         lambda: (classifier(), lambda out, y: F.mse_loss(out[:, 0], out[:, 1] + y)),
         lambda: (classifier(), lambda out, y: F.mse_loss(out[:, 0], out[:, 1].detach() + y)),
-    ),
-    "softmax_over_batch": (
-        lambda: (classifier(), lambda out, y: -out.softmax(0).log()[:, 0].mean()),
-        lambda: (classifier(), lambda out, y: -out.softmax(1).log()[:, 0].mean()),
     ),
 }
 
@@ -172,6 +169,22 @@ def test_padding(reads_last):
     assert ("padding" in found(net, loss)) is reads_last
 
 
+@pytest.mark.parametrize("is_all_ones", [True, False])
+def test_a_mask_of_padding_that_is_all_ones(is_all_ones):
+    net = nn.ModuleDict({"embed": nn.Embedding(9, 8), "q": nn.Linear(8, 8), "out": nn.Linear(8, 2)})
+
+    def loss(_):
+        lengths = torch.arange(8) % 5 + 3
+        real = torch.arange(8) < lengths[:, None]
+        tokens = torch.randint(1, 9, (8, 8)) * real
+        mask = torch.ones_like(real) if is_all_ones else real
+        h = net["embed"](tokens)
+        h = F.scaled_dot_product_attention(net["q"](h), h, h, attn_mask=mask[:, None])
+        return F.cross_entropy(net["out"](h[:, 0]), tokens[:, 0] % 2)
+
+    assert ("padding" in found(net, loss)) is is_all_ones
+
+
 @pytest.mark.parametrize("bug", [True, False])
 def test_inputs(bug):
     net = nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(16, 2))
@@ -187,6 +200,30 @@ def test_batch_norm_with_single_rows(size):
     net = nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4), nn.ReLU())
     rules = found(net, lambda _: net(torch.randn(size, 2, 9)).square().mean())
     assert ("batch_norm" in rules) is (size == 1)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_compiled_model_is_copied_before_it_is_called_again(in_place):
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+    model = net if in_place else torch.compile(net, backend="eager")
+    if in_place:
+        net.compile(backend="eager")
+    assert found(model, lambda _: F.cross_entropy(model(batch()[0]), batch()[1]), steps=8) == set()
+    assert int(net[1].num_batches_tracked) == 8
+
+
+@pytest.mark.parametrize("is_stale", [True, False])
+def test_spectral_norm_that_computes_otherwise_in_evaluation(is_stale):
+    first = spectral_norm(nn.Linear(16, 8, bias=False))
+    net = nn.Sequential(first, nn.Linear(8, 2, bias=False))
+    nn.init.normal_(first.parametrizations.weight.original)
+    first.parametrizations.weight[0].train(not is_stale)  # else its power iteration stands still
+
+    def loss(_):
+        x = torch.randn(16, 16)
+        return (net(x) - x[:, :2]).square().mean()
+
+    assert ("batch_norm" in found(net, loss, steps=27)) is is_stale
 
 
 @pytest.mark.parametrize("bug", [True, False])

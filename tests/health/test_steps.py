@@ -8,6 +8,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 import tensortap as tap
 from tests.health.training import model, sgd, train
@@ -156,8 +157,6 @@ def test_learning_rates():
     net = model()
     optimizer = sgd(net, lr=0.0)
     assert ("learning_rate", "learning rate of group 0") in train(net, optimizer)
-    optimizer = sgd(net, lr=1e-3)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 100.0 if n == 10 else 1.0)
 
     def step():
         optimizer.zero_grad()
@@ -165,7 +164,6 @@ def test_learning_rates():
         optimizer.step()
         schedule.step()
 
-    assert train(net, optimizer, step) == {("learning_rate", "learning rate of group 0")}
     optimizer = sgd(net, lr=0.1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 25)
     assert train(net, optimizer, step, steps=24) == set()
@@ -174,8 +172,21 @@ def test_learning_rates():
     assert train(net, optimizer, step) == {("learning_rate", "learning rate of group 0")}
 
 
-def test_training_in_eval_mode():
-    net = model(nn.Dropout(0.5))
+def test_advice_about_many_zeros_follows_their_cause():
+    for layer, advice in ((nn.Dropout(0.97), "this dropout"), (nn.Threshold(9.0, 0.0), "leaky")):
+        net = model(layer)
+        optimizer = sgd(net, lr=1e-3)
+        with tap.track(net, optimizer, alerts=[tap.alerts.dead()]) as tracker:
+            for _ in range(4):
+                net(torch.randn(64, 4)).square().mean().backward()
+                tracker.step()
+        (alert,) = tracker.alerts
+        assert advice in alert.message
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), spectral_norm(nn.Linear(8, 8))])
+def test_training_in_eval_mode(layer):
+    net = model(layer)
     net.eval()
     assert train(net, sgd(net), only_training=False) == {("training_in_eval", "model")}
     net.train()
@@ -214,41 +225,26 @@ def test_an_evaluation_after_the_last_step(fixed):
 
 
 def test_initial_weights():
-    net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(5)), nn.Linear(64, 2))
+    net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(5)))
     nn.init.constant_(net[0].weight, 0.01)
-    net[2].weight = nn.Parameter(net[1].weight.detach().clone())
+    net[2].weight = nn.Parameter(net[1].weight.detach().clone())  # is it to be tied?
     with torch.no_grad():
-        net[3].weight.copy_(torch.arange(64.0 * 64).view(64, 64) - 2047.5)
+        net[3].weight.fill_(float("nan"))
         net[4].weight.zero_()  # on purpose, as in residual branches
-        net[5].weight.copy_(1e-6 * torch.arange(128.0).view(2, 64))
     with tap.track(net, optimizer=sgd(net, lr=1e-6), alerts=[tap.alerts.initialization()]) as t:
         t.step()
-    assert {alert.name: alert.message for alert in t.alerts} == {
-        "0.weight": "all of its values start as 0.01",
-        "2.weight": "it starts with the same random values as 1.weight",
-        "3.weight": "it starts with a standard deviation of 1.18e+03, where 0.125 is usual for 64 "
-        "inputs",
-        "5.weight": "it starts with a standard deviation of 3.71e-05, where 0.125 is usual for 64 "
-        "inputs",
+    found = {alert.name: alert.message.partition(":")[0] for alert in t.alerts}
+    assert found == {
+        "0.weight": "all of its values start as 0.01, so its units stay identical",
+        "2.weight": "it starts as a copy of 1.weight, and both are trained, so they drift apart",
+        "3.weight": "it starts with values that are not finite",
     }
     for layer in net:
         layer.reset_parameters()
+    net[2].weight = net[1].weight  # tied
     with tap.track(net, optimizer=sgd(net, lr=1e-6), alerts=[tap.alerts.initialization()]) as t:
         t.step()
     assert t.alerts == []
-
-
-def test_memory_that_nobody_initialized():
-    net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
-    with torch.no_grad():  # what torch.empty() may return, after pointers or text
-        net[0].bias.view(torch.int32).fill_(0x6472_6F77)
-        net[1].bias.view(torch.int32).fill_(0x0000_7F3A)
-        net[2].weight.fill_(float("nan"))
-        net[3].bias.zero_()
-    found = train(net, sgd(net, lr=1e-6), lambda: None, steps=1)
-    assert {name for rule, name in found if rule == "initialization"} == {
-        "0.bias", "1.bias", "2.weight",
-    }  # fmt: skip
 
 
 def test_a_copy_that_is_not_trained_may_be_equal():
@@ -273,41 +269,6 @@ def test_a_rule_that_raises_does_not_reach_training(caplog):
         t.step()
         t.step()
     assert t.alerts == []
-
-
-def test_updates_that_are_lost_in_rounding():
-    for lr, expected in ((1e-4, {("never_changes", "1.weight")}), (0.1, set())):
-        net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2)).bfloat16()
-        optimizer = torch.optim.SGD(net[1:2].parameters(), lr=lr)
-
-        def step(net=net, optimizer=optimizer):
-            optimizer.zero_grad()
-            net(torch.randn(3, 4).bfloat16()).square().mean().backward()
-            optimizer.step()
-
-        rules = [tap.alerts.never_changes()]
-        with tap.track(net, optimizer=optimizer, alerts=rules) as tracker:
-            for _ in range(31):
-                step()
-                tracker.step()
-        assert {(alert.rule, alert.name) for alert in tracker.alerts} == expected
-
-
-def test_rows_of_an_embedding_without_a_gradient_may_stay():
-    net = nn.Sequential(nn.Embedding(5000, 8), nn.Linear(8, 2))
-    optimizer = sgd(net, momentum=0.0)
-
-    def step():
-        optimizer.zero_grad()
-        net(torch.tensor([3, 4])).square().mean().backward()
-        optimizer.step()
-
-    assert train(net, optimizer, step, steps=31) == set()
-
-
-def test_gradients_that_are_rounding_errors_are_no_bug():
-    net = model(nn.BatchNorm1d(8))  # takes away the bias of the layer before it
-    assert train(net, sgd(net, lr=1e-3), steps=31) == set()
 
 
 @pytest.mark.parametrize(

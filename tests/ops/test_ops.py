@@ -311,3 +311,26 @@ def test_nothing_stays_behind_after_an_error():
     step()
     assert len(ops.records) == before
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_an_infinite_learning_rate_is_found(foreach):
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=float("inf"), foreach=foreach)
+    with tap.ops(model) as ops:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    found = ops.first_nonfinite
+    assert found.phase == "optimizer"
+    assert found.why == "its alpha is -inf"
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.0])
+def test_a_loss_that_the_forward_made_infinite_is_not_blamed_on_the_backward(scale):
+    model = nn.Linear(2, 1)
+    with tap.ops(model) as ops:
+        loss = -torch.log(model(torch.ones(1, 2)) * 0).mean() * scale
+        loss.backward()
+    found = ops.first_nonfinite
+    assert (found.operation, found.phase) == ("log", "forward")
+    assert found.why == "log of 0: 1 element is 0"

@@ -136,6 +136,9 @@ def _cause(record: Record, state: RuleState, module: str) -> tuple[str, str]:
         made = f"the backward pass of {' or '.join(modules)} made it"
         return f"{cause}: {made}", last if last in modules else modules[0]
     if record.kind is Kind.WEIGHT_GRADIENT:
+        if record.world_size > 1:
+            cause = "came through communication with another rank, or arises"
+            return f"the gradients of all outputs were finite here: it {cause} in {module}", module
         return f"the gradients of all outputs were finite, so it arises in {module}", module
     if record.kind is Kind.WEIGHT or record.kind is Kind.OPTIMISER_STATE:
         if not state.seen_finite:
@@ -260,7 +263,11 @@ def dead(share: float = 0.95, patience: int = 3) -> Rule:
         if state.in_a_row(stats.zeros >= share * stats.count) < patience:
             return None
         zeros = stats.zeros / stats.count
-        message = f"{zeros:.1%} of the output is zero, for {state.streak} steps in a row"
+        message = f"{zeros:.1%} of the output is zero, for {state.streak} steps in a row; "
+        if "Dropout" in record.type:
+            message += "lower the probability of this dropout"
+        else:
+            message += "lower the learning rate, or use a leaky activation"
         return Finding(message, facts={"zeros": zeros})
 
     return _named(rule, "dead", (Kind.ACTIVATION,))

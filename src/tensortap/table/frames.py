@@ -102,18 +102,38 @@ def metrics_of(origin: Any, names: Sequence[str] = ()) -> pd.DataFrame:
         chosen = np.isin(table.kind, codes_of(table.kinds, [Kind.METRIC]))
     rows = np.flatnonzero(chosen)
     rows = rows[table.has_number(rows)]
-    columns = {
+    columns: dict[str, Any] = {
         "step": table.step[rows], "rank": table.rank[rows].astype(np.int32),
         "seq": table.seq[rows], "name": texts_of(table.names, table.name[rows]),
-        "number": table.column("value")[rows],
+        "number": table.column("value")[rows], "part": False,
     }  # fmt: skip
+    if names and len(table.ranks()) > 1:
+        columns["part"] = _are_parts(table, rows)
     long = pd.DataFrame(columns).sort_values(["step", "rank", "seq"], kind="stable")
     long = long.drop_duplicates(["step", "rank", "name"], keep="last")
+    long = _with_whole_norms(long, len(table.ranks()))
     wide = long.pivot(index=["step", "rank"], columns="name", values="number")
     in_order = names or long.sort_values("seq")["name"].unique()
     wide = wide[[name for name in in_order if name in wide.columns]]
     wide.columns.name = None
     return wide.reset_index()
+
+
+def _are_parts(table: Table, rows: Integers) -> Any:
+    """Return which numbers are about this rank's part of a model."""
+    import pyarrow.compute as pc
+
+    tags = table.take(rows, ["tags"]).column("tags")
+    return pc.not_equal(pc.fill_null(pc.map_lookup(tags, "placements", "first"), ""), "")
+
+
+def _with_whole_norms(long: pd.DataFrame, ranks: int) -> pd.DataFrame:
+    """Return metrics in which norms of a sharded model are those of all ranks together."""
+    parts = long["part"] & long["name"].str.contains(r"(?:^|\.)model\.\w+_norm", regex=True)
+    squares = (long["number"] ** 2)[parts].groupby([long["step"], long["name"]])
+    complete = squares.transform("size") == ranks
+    whole = np.sqrt(squares.transform("sum")).where(complete)
+    return long.assign(number=long["number"].where(~parts, whole))
 
 
 def texts_of(texts: list[str], codes: NDArray[np.int32]) -> Any:

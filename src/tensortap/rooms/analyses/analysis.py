@@ -55,12 +55,17 @@ class ModuleOutput(NamedTuple):
 
 
 class TrainedParameter(NamedTuple):
-    """A parameter and its gradient, if it has one; `placements` if they are shards."""
+    """A parameter and its gradient, if it has one; `placements` if they are shards.
+
+    `copies` is how many ranks have the same part of a model that is sharded: squares of the model,
+    divided by it, add up over ranks.
+    """
 
     name: str
     value: NDArray[Any]
     gradient: NDArray[Any] | None = None
     placements: str = ""
+    copies: int = 1
 
 
 class TrainedParameters(list[TrainedParameter]):

@@ -38,14 +38,19 @@ class Norms(Analysis):
         self._used: dict[str, float] = {}
         self._weights: dict[str, float] = {}
         self._placements: dict[str, str] = {}
+        self._copies: dict[str, int] = {}
 
     def after_backward(self, found: TrainedParameters) -> None:
         self._computed.update(found.gradient_squares)
-        self._placements.update((each.name, each.placements) for each in found)
+        self._note(found)
 
     def before_update(self, found: TrainedParameters) -> None:
         self._used.update(found.gradient_squares)
+        self._note(found)
+
+    def _note(self, found: TrainedParameters) -> None:
         self._placements.update((each.name, each.placements) for each in found)
+        self._copies.update((each.name, each.copies) for each in found)
 
     def after_update(self, found: TrainedParameters) -> None:
         # a closure has computed the gradients by now
@@ -72,7 +77,8 @@ class Norms(Analysis):
         sharded = joined(self._placements.get(name, "") for name in found)
         for module, total in sums_of_modules(found).items():
             self.give(Kind.ACTIVATION, module, {quantity: math.sqrt(total)}, sharded)
-        self.give_model({quantity: math.sqrt(sum(found.values()))}, sharded)
+        total = sum(total / self._copies.get(name, 1) for name, total in found.items())
+        self.give_model({quantity: math.sqrt(total)}, sharded)
 
 
 def sums_of_modules(found: Mapping[str, float]) -> dict[str, float]:
@@ -121,7 +127,7 @@ class Updates(Analysis):
         moves = [Movement(each.value, self._copies[each.name]) for each in known]
         for each, sums in zip(known, movements(moves), strict=True):
             self.give(Kind.WEIGHT, each.name, _sizes(sums.moved, sums.squares), each.placements)
-            self._totals[each.name] = sums.moved, sums.squares
+            self._totals[each.name] = sums.moved / each.copies, sums.squares / each.copies
             self._placements.add(each.placements)
 
     def end_step(self) -> None:

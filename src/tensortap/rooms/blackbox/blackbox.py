@@ -20,6 +20,7 @@ from tensortap.core.errors import TensortapError
 from tensortap.core.limits import format_size
 from tensortap.core.record import Kind, Record
 from tensortap.rooms.blackbox.explaining import Explainer, KeptStep, Verdict
+from tensortap.rooms.track.observer import is_tracking
 from tensortap.values.registry import parts
 
 if TYPE_CHECKING:
@@ -131,7 +132,8 @@ class BlackBox:
             raise kept
         # a state that is broken already must not replace the one from before
         due = len(self._steps) >= self._every and not self._steps[-1].bad
-        number = self._count if pipeline.clock.step is None else pipeline.clock.step
+        counts = pipeline.clock.owner is not None or is_tracking()  # not a tracker that has ended
+        number = pipeline.clock.step if counts and pipeline.clock.step is not None else self._count
         if restart or due or full:
             self._take_snapshot(nbytes)
         self._steps.append(KeptStep(number, kept, self._training.keep_moment()))

@@ -150,7 +150,7 @@ def _seen(path: Path, found: TrainedModels | None) -> dict[str, Any]:
 
 
 def _report(path: Path, found: TrainedModels | None, show_all: bool) -> None:
-    from tensortap.rooms.health.report import health_of
+    from tensortap.rooms.health.report import health_of, untracked_ranks
     from tensortap.runs.run_reader import RunReader
     from tensortap.table.table import table_of
 
@@ -160,6 +160,8 @@ def _report(path: Path, found: TrainedModels | None, show_all: bool) -> None:
     if not by_others:
         for problem in could_not_look(found):
             message(f"{path}: {problem}")
+    if missing := untracked_ranks(reader):
+        message(f"{path}: {missing}")
     if by_others or (found is not None and found.models):
         rows = health_of(table, reader)
         stepped = by_others or any(model.steps for model in (found.models if found else ()))

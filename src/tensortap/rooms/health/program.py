@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import json
 import logging
+import os
 import runpy
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -31,13 +34,13 @@ def run_program(
 
     `module` is as ``python -m``. `options` are those of `track`. Models are those that torch
     optimizers train; None if the program did not import torch. A program that tracks by itself is
-    left alone. Processes that it starts with `multiprocessing` are tracked, too: ranks of one job
-    write into the run, others into runs of their own.
+    left alone. Processes that it starts with `multiprocessing`, and ranks that it starts with
+    `subprocess`, are tracked, too: ranks of one job write into the run, others into their own.
     """
     watching = _Watching(path, options)
     watching.begin()
     try:
-        code = _execute(words, module)
+        code = execute(words, module)
     finally:
         watching.end()
     return code, watching.found
@@ -49,22 +52,26 @@ class _Watching:
     def __init__(self, path: Path, options: dict[str, Any]) -> None:
         self.path, self._options = path, options
         self.found: TrainedModels | None = None
-        self._start: Any = None
+        self._undo: list[Callable[[], None]] = []
 
     def begin(self) -> None:
         if "torch" in sys.modules:
             self._look()
         else:
-            sys.meta_path.insert(0, _AfterImport("torch", self._look))
-        self._start = start = BaseProcess.start
-        watching = self
+            sys.meta_path.insert(0, AfterImport("torch", self._look))
+        self._wrap(BaseProcess, "start", self._before_start)
+        self._wrap(subprocess.Popen, "__init__", self._before_popen)
 
-        @functools.wraps(start)
-        def wrapped(process: BaseProcess) -> None:
-            watching.before_start(process)
-            start(process)
+    def _wrap(self, owner: Any, name: str, before: Callable[..., Any]) -> None:
+        """Call a function before another, with its arguments, of which it may return others."""
+        original = getattr(owner, name)
 
-        BaseProcess.start = wrapped  # type: ignore[assignment,method-assign]
+        @functools.wraps(original)
+        def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *(before(self, *args, **kwargs) or args), **kwargs)
+
+        setattr(owner, name, wrapped)
+        self._undo.append(functools.partial(setattr, owner, name, original))
 
     def _look(self) -> None:
         from tensortap.rooms.health.torch.finding import TrainedModels
@@ -72,18 +79,39 @@ class _Watching:
         self.found = TrainedModels(self._options)
         self.found.attach()
 
-    def before_start(self, process: Any) -> None:
+    def _before_start(self, process: Any) -> None:
         """Have a new process look for models, too; workers of data loaders train none."""
         target = vars(process).get("_target")
         if target is None or getattr(target, "__module__", "").startswith("torch.utils.data"):
             return
+        self._make_room()
+        process._target = functools.partial(_call_target, target, self.path, self._options)
+
+    def _before_popen(self, popen: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return other arguments if the command is a rank of a job: Python with a WORLD_SIZE."""
+        command = args[0] if args else None
+        size = (kwargs.get("env") or os.environ).get("WORLD_SIZE") or "1"
+        if type(command) not in (list, tuple) or size == "1" or rank_and_world_size()[1] > 1:
+            return None
+        words = [str(word) for word in command]
+        is_program = (n for n, word in enumerate(words) if n and (word[0] != "-" or word == "-m"))
+        place = next(is_program, None) if "python" in Path(words[0]).name else None
+        if place is None or "-c" in words[:place]:
+            return None
+        self._make_room()
+        plain = {name: each for name, each in self._options.items() if name != "shows"}
+        own = "-m", "tensortap.rooms.health.program", str(self.path), json.dumps(plain)
+        return [*words[:place], *own, *words[place:]], *args[1:]
+
+    def _make_room(self) -> None:
+        """Let rank 0 among new processes write into the run, unless this one trains."""
         if opened() is not None and not (self.found and self.found.models):
-            finish()  # so that rank 0 among the new processes can write into it
-        process._target = _Target(target, self.path, self._options)
+            finish()
 
     def end(self) -> None:
-        sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, _AfterImport)]
-        BaseProcess.start = self._start  # type: ignore[method-assign]
+        sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, AfterImport)]
+        while self._undo:
+            self._undo.pop()()
         try:
             if self.found is not None:
                 self.found.detach()
@@ -93,33 +121,32 @@ class _Watching:
             log.exception("tensortap: the run %s is not complete", self.path)
 
 
-class _Target:
-    """The function of a process that is started, which looks for models while it runs."""
-
-    def __init__(self, target: Callable[..., Any], path: Path, options: dict[str, Any]) -> None:
-        self._target, self._path, self._options = target, path, options
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        path = self._path
-
-        def open_run() -> None:
-            nonlocal path
-            if rank_and_world_size()[1] > 1:
-                join(path)
-            else:
-                path = init(path.parent)
-
-        watching = _Watching(path, {**self._options, "opens": open_run})
-        watching.begin()
-        try:
-            return self._target(*args, **kwargs)
-        finally:
-            watching.end()
-            for problem in watching.found.problems if watching.found is not None else ():
-                log.warning("tensortap: tracking failed: %s", problem)
+def _call_target(target: Any, path: Path, options: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the function of a process that was started, and look for models while it runs."""
+    return watched(functools.partial(target, *args, **kwargs), path, options)
 
 
-class _AfterImport:
+def watched(call: Callable[[], Any], path: Path, options: dict[str, Any]) -> Any:
+    """Call a function, and track its models: ranks in the run of the job, others in their own."""
+
+    def open_run() -> None:
+        nonlocal path
+        if rank_and_world_size()[1] > 1:
+            join(path)
+        else:
+            path = init(path.parent)
+
+    watching = _Watching(path, {**options, "opens": open_run})
+    watching.begin()
+    try:
+        return call()
+    finally:
+        watching.end()
+        for problem in watching.found.problems if watching.found is not None else ():
+            log.warning("tensortap: tracking failed: %s", problem)
+
+
+class AfterImport:
     """Calls a function when a module has been imported: the program may prepare for the import."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
@@ -141,7 +168,7 @@ class _AfterImport:
         return spec
 
 
-def _execute(words: Sequence[str], module: bool) -> int:
+def execute(words: Sequence[str], module: bool) -> int:
     """Run a script or a module with its arguments, as Python does; return its exit code."""
     program = words[0]
     sys.argv = list(words)
@@ -166,3 +193,14 @@ def _execute(words: Sequence[str], module: bool) -> int:
         if not thread.daemon and thread is not threading.current_thread():
             thread.join()
     return code
+
+
+def main() -> None:
+    """Run a rank that a program has started: the path of the run, options, and its command."""
+    path, options, *words = sys.argv[1:]
+    module = words[0] == "-m"
+    sys.exit(watched(lambda: execute(words[module:], module), Path(path), json.loads(options)))
+
+
+if __name__ == "__main__":
+    main()

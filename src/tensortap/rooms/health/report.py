@@ -13,7 +13,7 @@ from rich.text import Text
 from tensortap import alerts as all_rules
 from tensortap.alerts import Alert, default_rules
 from tensortap.alerts.alert import HINT, WHY
-from tensortap.alerts.rules import LIMITS, active_rules
+from tensortap.alerts.rules import ACTIVE_RULES, LIMITS, active_rules
 from tensortap.api.run_alerts import alert_finders, rule_alerts, run_alerts
 from tensortap.core.files import plain
 from tensortap.rooms.health.steps import BLIND_RULES
@@ -42,7 +42,6 @@ REMEDIES = {
     "inf": "See the module it began in; lower the learning rate, or scale the loss in float16.",
     "exploding": "Clip gradients, lower the learning rate, check the batch.",
     "vanishing": "Look for saturated or dead layers behind it, and for underflow in 16 bits.",
-    "dead": "Lower the learning rate, or use a leaky activation; after dropout, lower its p.",
     "saturated": "Use bfloat16, or scale the tensor.",
     "constant": "Check its input and its initialization.",
     "loss_spike": "Check the batch of that step; clip gradients or lower the learning rate.",
@@ -50,7 +49,6 @@ REMEDIES = {
     "outlier": "Check its data and its hardware.",
     "behind": "Check whether its process lives; check its data loading and its hardware.",
     "no_optimizer": "Create the optimizer with all parameters of the model.",
-    "initialization": "Give each layer its own random numbers of about 1/sqrt(fan_in).",
     "learning_rate": "Check the schedule: its warmup, its unit (batches or epochs), its last step.",
     "not_normalized": "Subtract the mean of the training data and divide by its deviation.",
 }
@@ -60,6 +58,7 @@ _NOT_CHOSEN = {
     "replicas": "a rank whose weights or optimizer state differ from those of the others",
     "outlier": "a rank that is far from the others",
     "behind": "a rank that is behind the others, or sends nothing",
+    "clip_norm": "gradients that are clipped by a norm which is not that of the whole model",
     "unseen": "what cannot be observed as usual",
     "remark": "limits of what is observed",
     "left_out": "alerts beyond the first 10,000",
@@ -143,6 +142,14 @@ def _blind_rules(reader: Any, active: Collection[str]) -> dict[str, str]:
             set(of_steps).intersection(active), "no step of a torch model has ended"
         )
     return {rule: why for rule, why in found[-1].items() if all(rule in each for each in found)}
+
+
+def untracked_ranks(reader: Any) -> str:
+    """Return in words on which ranks of a job no model was tracked; empty if there are none."""
+    found = {record.rank: record.world_size for record in reader.records(ACTIVE_RULES)}
+    missing = [str(n) for n in range(max(found.values(), default=0)) if n not in found]
+    named = ", ".join(missing)
+    return f"no model was tracked on rank {named}: nothing is known there" if missing else ""
 
 
 def rows_of(

@@ -5,18 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
-from tensortap.alerts.alert import HINT
+from tensortap.alerts.alert import ALERT, HINT
 from tensortap.alerts.monitor import RuleState
 from tensortap.alerts.rules import Rule
 from tensortap.core.arguments import check_count, check_positive
-from tensortap.core.record import Kind, Record, Summary
+from tensortap.core.record import Kind, Record
 from tensortap.rooms.health.steps import (
     MODEL,
     Found,
-    InitialWeight,
     PassFacts,
     State,
     StepFacts,
@@ -97,25 +95,6 @@ def gradient_not_zeroed(facts: StepFacts, state: State, patience: int = 2) -> Fo
         yield MODEL, message
 
 
-@rule_of_steps()
-def never_changes(facts: StepFacts, state: State, patience: int = 3) -> Found:
-    """Report a parameter whose values no step changes, although its gradient is not 0.
-
-    Every tenth step is looked at, and later every hundredth.
-    """
-    for each in facts.parameters:
-        seen = () if each.stuck is None else (each.stuck,)
-        if (seen or each.name in state) and in_a_row(state, *seen, name=each.name) >= patience:
-            why = "its updates are smaller than rounding: is the learning rate too small?"
-            if each.is_short:
-                why = (
-                    "in 16 bits, small updates are lost in rounding: keep the weights in float32, "
-                    "or use a larger learning rate"
-                )
-            message = "the optimizer does not change its values, although its gradient is not 0"
-            yield each.name, f"{message}; {why}"
-
-
 @rule_of_steps(HINT)
 def mostly_frozen(facts: StepFacts, state: State, patience: int = 3) -> Found:
     """Give a hint if an optimizer has all parameters, and all but the last ones are frozen."""
@@ -150,21 +129,13 @@ def _rates(facts: StepFacts) -> Iterator[tuple[str, float]]:
 
 
 @rule_of_steps()
-def learning_rate(facts: StepFacts, state: State, patience: int = 3, jump: float = 10.0) -> Found:
-    """Report a learning rate that is 0, negative, or `jump` times larger than ever before."""
+def learning_rate(facts: StepFacts, state: State, patience: int = 3) -> Found:
+    """Report a learning rate that is 0 or negative."""
     for name, rate in _rates(facts):
         if in_a_row(state, rate == 0.0, name=f"zero {name}") >= patience:
             yield name, f"it has been 0 for {patience} steps, so nothing is learned"
         if rate < 0.0:
             yield name, f"it is negative ({rate:.3g}), so the loss is made larger"
-        largest, seen = state.get(name, (0.0, 0))
-        if seen >= patience and rate > jump * largest > 0.0:
-            message = (
-                f"it jumps from at most {largest:.3g} to {rate:.3g}; is the scheduler "
-                "stepped in the right place?"
-            )
-            yield name, message
-        state[name] = max(largest, rate), seen + 1
 
 
 @rule_of_steps(HINT)
@@ -191,65 +162,35 @@ def scheduler_per_batch(facts: StepFacts, state: State) -> Found:
 # -- structure -------------------------------------------------------------------------------
 
 
-def _latest(state: State, facts: Any) -> Any:
-    """Return facts that only some steps have, from the latest step that has them."""
-    if facts is not None:
-        state["latest"] = facts
-    return state.get("latest", ())
-
-
-def _is_sized_wrong(weight: InitialWeight, factor: float) -> bool:
-    """Return whether the standard deviation is far from usual; of few values it may well be."""
-    if not weight.inputs or weight.summary.count < 16:
-        return False
-    return not 1 / factor <= weight.summary.std * weight.inputs**0.5 <= factor
-
-
-def _is_absurd(summary: Summary) -> bool:
-    """Return whether a weight has a size that none has on purpose."""
-    return summary.max_abs > 1e15 or 0.0 < summary.max_abs < 1e-30
-
-
 @rule_of_steps()
-def initialization(facts: StepFacts, state: State, factor: float = 100.0) -> Found:
-    """Report weights that start all equal, like another weight, or with a wrong size.
+def initialization(facts: StepFacts, state: State) -> Found:
+    """Report weights that start all equal, as a copy of another one, or not finite.
 
-    A weight is expected to have a standard deviation of about ``1/sqrt(fan_in)``; `factor` is how
-    far off it may be. Weights that are all 0 are common on purpose. So is one value in all of a
-    bias or norm, of which only values that nobody can have meant are reported.
+    Weights that are all 0 are common on purpose. So is one value in all of a bias or norm.
     """
     first: dict[bytes, str] = {}
     for weight in facts.initial:
         summary = weight.summary
         if summary.finite != summary.count:
             yield weight.name, "it starts with values that are not finite: is it initialized?"
-        elif weight.trainable and _is_absurd(summary):
-            message = (
-                f"its values start with a size of up to {summary.max_abs:.3g}: is it "
-                "initialized? torch.empty() returns whatever is in memory"
-            )
-            yield weight.name, message
-        elif weight.dimensions < 2:
-            continue
-        elif summary.std == 0.0 and summary.count > 1:
-            if summary.max_abs:
-                yield weight.name, f"all of its values start as {summary.max:.6g}"
-        elif _is_sized_wrong(weight, factor):
-            usual = weight.inputs**-0.5
-            message = (
-                f"it starts with a standard deviation of {summary.std:.3g}, where "
-                f"{usual:.3g} is usual for {weight.inputs:,} inputs"
-            )
-            yield weight.name, message
+        elif weight.dimensions > 1 and summary.std == 0.0 and summary.count > 1 and summary.max_abs:
+            message = f"all of its values start as {summary.max:.6g}, so its units stay identical"
+            yield weight.name, f"{message}: initialize them with random numbers"
         elif weight.digest and (other := first.setdefault(weight.digest, weight.name)):
             if other != weight.name:
-                yield weight.name, f"it starts with the same random values as {other}"
+                message = (
+                    f"it starts as a copy of {other}, and both are trained, so they drift apart: "
+                    "share the parameter if they are to be tied, or initialize it anew"
+                )
+                yield weight.name, message
 
 
 @rule_of_steps()
 def not_registered(facts: StepFacts, state: State) -> Found:
     """Report layers in a plain list or dict of a module, and tensors that are not parameters."""
-    for name, count in _latest(state, facts.unregistered):
+    if facts.unregistered is not None:  # only some steps are looked at
+        state["latest"] = facts.unregistered
+    for name, count in state.get("latest", ()):
         message = (
             f"it holds {count} tensors that get gradients and that torch does not know as "
             "parameters: they are not trained, moved or saved; use nn.ModuleList, "
@@ -274,11 +215,11 @@ def repeated_layer(facts: StepFacts, state: State) -> Found:
 
 @rule_of_steps()
 def training_in_eval(facts: StepFacts, state: State, patience: int = 3) -> Found:
-    """Report a model with dropout or batch norm that is trained in ``eval()`` mode."""
+    """Report a model with dropout, batch or spectral norm that is trained in ``eval()`` mode."""
     if in_a_row(state, facts.trained_in_eval) >= patience:
         message = (
-            "it is trained in eval() mode: dropout is off and batch norm does not learn; call "
-            "model.train() before training, and again after each evaluation"
+            "it is trained in eval() mode: dropout is off, batch and spectral norm do not learn; "
+            "call model.train() before training, and again after each evaluation"
         )
         yield MODEL, message
 
@@ -321,27 +262,23 @@ def not_normalized(
 ) -> Found:
     """Give a hint if the root mean square of the inputs exceeds `largest`."""
     for each in _first_training(facts):
-        rms = state["rms"] = each.input_rms or 0.0
-        in_a_row(state, rms > largest)
-    if in_a_row(state) >= patience:
-        rms = state["rms"]
-        yield MODEL, f"the model's input has a root mean square of {rms:.3g}: is it normalized?"
+        rms = each.input_rms or 0.0
+        if in_a_row(state, rms > largest) >= patience:
+            yield MODEL, f"the model's input has a root mean square of {rms:.3g}: is it normalized?"
 
 
 @rule_of_steps(HINT, "training")
 def input_drift(facts: StepFacts, state: State, factor: float = 2.0, patience: int = 2) -> Found:
     """Give a hint if inputs of training grow or shrink by `factor`, as data changed in place do."""
     for each in _first_training(facts):
-        if each.input_rms:
-            first = state.setdefault("first", each.input_rms)
-            state["now"] = each.input_rms
-            in_a_row(state, not 1 / factor < each.input_rms / first < factor)
-    if in_a_row(state) >= patience:
-        message = (
-            f"its inputs have changed their root mean square from {state['first']:.3g} to "
-            f"{state['now']:.3g} during training: is the data set changed in place?"
-        )
-        yield MODEL, message
+        now = each.input_rms
+        first = state.setdefault("first", now) if now else None
+        if now and first and in_a_row(state, not 1 / factor < now / first < factor) >= patience:
+            message = (
+                f"its inputs have changed their root mean square from {first:.3g} to {now:.3g} "
+                "during training: is the data set changed in place?"
+            )
+            yield MODEL, message
 
 
 # -- the loss and its labels -------------------------------------------------------------------
@@ -396,13 +333,6 @@ def target_gradient(facts: StepFacts, state: State, patience: int = 3) -> Found:
             "torch.no_grad(), or detach() it, unless both sides are to be trained"
         )
         yield "loss", message
-
-
-@rule_of_steps(HINT, "graph")
-def softmax_over_batch(facts: StepFacts, state: State, patience: int = 2) -> Found:
-    """Give a hint if the loss uses a softmax over the rows of a batch."""
-    if facts.losses and in_a_row(state, any(each.over_rows for each in facts.losses)) >= patience:
-        yield "loss", "its softmax is over dim=0, the rows of the batch; is dim=-1 meant?"
 
 
 @rule_of_steps(needs="labels")
@@ -522,14 +452,12 @@ def rows_mixed(facts: StepFacts, state: State) -> Found:
     """Give a hint if rows of a batch influence each other in ``eval()`` mode."""
     for each in facts.probes:
         if each.rows and each.batch_is_first:
-            state["rows"] = each.rows
-    if "rows" in state:
-        message = (
-            f"rows of the batch influence each other in eval() mode: another row "
-            f"{state['rows'][0]} changes the outputs of other rows; look for batch_first, and for "
-            "a mean, softmax or reshape over the batch"
-        )
-        yield MODEL, message
+            message = (
+                f"rows of the batch influence each other in eval() mode: another row "
+                f"{each.rows[0]} changes the outputs of other rows; look for batch_first, and for "
+                "a mean, softmax or reshape over the batch"
+            )
+            yield MODEL, message
 
 
 @rule_of_steps(HINT, "training")
@@ -545,12 +473,11 @@ def batch_norm(facts: StepFacts, state: State, patience: int = 10, distance: flo
             "evaluation differs; use larger batches, or group norm"
         )
         yield name, message
-    if facts.mode_distance is not None:
-        state["far"] = facts.mode_distance if facts.mode_distance > distance else None
-    if state.get("far"):
+    far = facts.mode_distance or 0.0
+    if far > distance:
         message = (
-            f"with batch norm in eval() mode, the outputs of a training batch differ by "
-            f"{state['far']:.0%} of their size: its running statistics do not fit"
+            f"with batch norm or spectral norm in eval() mode, the outputs of a training batch "
+            f"differ by {far:.0%} of their size: what the norm remembers does not fit"
         )
         yield MODEL, message
 
@@ -562,8 +489,6 @@ def batch_norm(facts: StepFacts, state: State, patience: int = 10, distance: flo
 def same_batch(facts: StepFacts, state: State, patience: int = 10) -> Found:
     """Give a hint if each step gets the same batch."""
     if facts.same_input is not None and in_a_row(state, facts.same_input) >= patience:
-        state["found"] = True
-    if "found" in state:
         message = (
             f"it has got the same batch {patience} times in a row: next(iter(loader)) begins anew "
             "each time"
@@ -574,18 +499,14 @@ def same_batch(facts: StepFacts, state: State, patience: int = 10) -> Found:
 @rule_of_steps(HINT, "training")
 def one_index(facts: StepFacts, state: State) -> Found:
     """Give a hint if an embedding gets the same index for everything."""
-    for name, index in state.setdefault("found", dict(facts.one_index)).items():
+    for name, index in facts.one_index:
         yield name, f"all of its indices are {index}: are the values scaled or cut off before?"
-    if facts.one_index:
-        state["found"].update(facts.one_index)
 
 
 @rule_of_steps(HINT, "training")
 def padding(facts: StepFacts, state: State, patience: int = 3) -> Found:
     """Give a hint if the loss depends on padding at the end of sequences."""
     if facts.padding is not None and in_a_row(state, facts.padding) >= patience:
-        state["found"] = True
-    if "found" in state:
         message = (
             "the loss depends on padding at the end of sequences: mask it in attention and "
             "pooling, and read the last real position"
@@ -596,22 +517,27 @@ def padding(facts: StepFacts, state: State, patience: int = 3) -> Found:
 # -- what only `tensortap run` sees ---------------------------------------------------------------
 
 
-@rule_of_steps(needs="run")
-def loss_scaling(facts: StepFacts, state: State) -> Found:
-    """Report gradients that are clipped, or used by an optimizer, before they are unscaled."""
-    yield from ((MODEL, text) for key, text in facts.notes if key == "scaling")
+def _rule_of_notes(name: str, looks_for: str, severity: str = ALERT) -> Callable[..., Rule]:
+    """Make a rule of notes: their keys are its name and perhaps that of a module."""
+
+    def check(facts: StepFacts, state: State) -> Found:
+        for key, text in facts.notes:
+            if key.partition(" ")[0] == name:
+                yield key.partition(" ")[2] or MODEL, text
+
+    check.__name__, check.__doc__ = name, looks_for
+    return rule_of_steps(severity, "run")(check)
 
 
-@rule_of_steps(needs="run")
-def nothing_loaded(facts: StepFacts, state: State) -> Found:
-    """Report a `load_state_dict(strict=False)` that loaded nothing."""
-    yield from ((MODEL, text) for key, text in facts.notes if key == "loaded")
-
-
-@rule_of_steps(HINT, "run")
-def stale_copy(facts: StepFacts, state: State) -> Found:
-    """Give a hint if a copy of the model is called during training, and never changes."""
-    yield from ((key[5:], text) for key, text in facts.notes if key.startswith("copy "))
+loss_scaling = _rule_of_notes(
+    "loss_scaling", "Report gradients that are clipped or used before they are unscaled."
+)
+nothing_loaded = _rule_of_notes(
+    "nothing_loaded", "Report a `load_state_dict(strict=False)` that loaded nothing."
+)
+stale_copy = _rule_of_notes(
+    "stale_copy", "Give a hint if a copy of the model is called and never changes.", HINT
+)
 
 
 # -- statistics ----------------------------------------------------------------------------------
@@ -651,12 +577,12 @@ def hardly_changes(steps: int = 30, share: float = 1e-5) -> Rule:
 
 RULES = (
     gradient_discarded(), gradient_not_zeroed(), learning_rate(),
-    mostly_frozen(), never_changes(), no_gradient(), no_optimizer(), scheduler_per_batch(),
+    mostly_frozen(), no_gradient(), no_optimizer(), scheduler_per_batch(),
     weight_decay(), dropout_in_evaluation(),
     initialization(), input_drift(), not_normalized(),
     not_registered(), random_in_evaluation(), repeated_layer(), training_in_eval(),
     accumulation(), applied_twice(), labels_ignored(), loss_broadcasts(), not_learning(),
-    not_log_probabilities(), odd_labels(), softmax_over_batch(), target_gradient(), batch_norm(),
+    not_log_probabilities(), odd_labels(), target_gradient(), batch_norm(),
     rows_mixed(), sees_the_future(), one_index(), padding(), same_batch(), loss_scaling(),
     nothing_loaded(), stale_copy(), hardly_changes(),
 )  # fmt: skip

@@ -39,8 +39,6 @@ class ParameterFacts(NamedTuple):
     called: bool  # whether its module has ever run
     gradient: bool  # whether it had one
     changed: bool  # by anything
-    stuck: bool | None  # it did not, though the gradient is not 0; None if nobody looked
-    is_short: bool = False  # its values have 16 bits or less
 
 
 class InitialWeight(NamedTuple):
@@ -48,9 +46,7 @@ class InitialWeight(NamedTuple):
 
     name: str
     dimensions: int
-    trainable: bool
     summary: Summary
-    inputs: int  # its fan-in, 0 if unknown
     digest: bytes  # equal for weights with the same values; empty if it is not trained
 
 
@@ -79,7 +75,6 @@ class LossFacts(NamedTuple):
     value: float | None = None  # the loss over these labels alone
     chance: float | None = None  # that of the best constant answer
     is_mean: bool = False  # the mean over a batch, divided by nothing else
-    over_rows: bool = False  # with a softmax over the first dimension of a matrix
     relation: str = ""  # of labels and inputs: "equal", "shifted", or the column that they are
 
 

@@ -21,6 +21,7 @@ from tensortap.core import ranks
 from tensortap.core.record import Kind, Record, Summary
 from tensortap.rooms.ops.explanation import ChainLink, Operand, OperationExplanation
 from tensortap.rooms.ops.operations import (
+    OPTIMIZER,
     Operation,
     OperationInput,
     OperationOutput,
@@ -167,7 +168,7 @@ class OperationRecords:
         if origin is not None:
             origin.absorbed = False
             self._tainted.update((each.memory, origin) for each in bad)
-        elif any(each.dtype.startswith(("float", "bfloat")) for each in operation.outputs):
+        elif _uses_values(operation):
             for before in known:
                 before.absorbed = True
         return origin
@@ -204,6 +205,13 @@ def _is_bad(stats: Summary | None) -> bool:
     return stats is not None and stats.finite != stats.count
 
 
+def _uses_values(operation: Operation) -> bool:
+    """Return whether an operation computes floats of its input, not only of its shape."""
+    is_float = any(each.dtype.startswith(("float", "bfloat")) for each in operation.outputs)
+    # backward() begins with ones_like(loss)
+    return is_float and not operation.name.endswith("_like")
+
+
 def _has_bad(given: OperationInput) -> bool:
     """Return whether an input is not finite; memory may have been written by others since."""
     stats = _facts(given).stats
@@ -214,6 +222,8 @@ def _is_deliberate(operation: Operation, bad: Iterable[OperationOutput]) -> bool
     """Return whether infinite values are constants of the program, as in masks."""
     stats = [each.stats for each in bad if each.stats is not None]
     if any(each.nans for each in stats):
+        return False
+    if operation.phase == OPTIMIZER:
         return False
     if any(_is_infinite(value) for value in operation.scalars.values()):
         return True

@@ -125,6 +125,9 @@ def _already(operands: Operands) -> str | None:
     for name, array in operands.arrays.items():
         if array is not None and not np.isfinite(array).all():
             return f"its input {name} already has {kinds(array)}"
+    for name, value in operands.scalars.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"its {name} is {value:g}"
     return None
 
 

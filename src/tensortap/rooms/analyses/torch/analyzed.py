@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -56,7 +57,7 @@ class AnalysisHooks:
         self._named = functools.partial(tracked.parameters, True)
         self._undo: list[Callable[[], object]] = []
         self._replicas = _replicas(tracked.root)
-        self._is_sharded = False
+        self._is_sharded = self._is_split = False
         self._passes: set[int] = set()  # backward passes of this step
         self._calls: dict[str, int] = {}
         # the last output, its version and its name: a container returns that of its last module
@@ -69,6 +70,7 @@ class AnalysisHooks:
         modules = list(Names(self._root).modules())
         self._analyses.attach(self._root, modules[0][0], self._replicas)
         self._is_sharded = is_sharded(self._root)
+        self._is_split = any(hasattr(each, "device_mesh") for each in self._root.parameters())
         if self._is_sharded and wants("gradient"):
             self._observer.unseen["noise"] = _SHARDED
         chosen = [(name, module) for name, module in modules if self._wants(name)]
@@ -284,7 +286,9 @@ class AnalysisHooks:
                 continue
             if gradients and parameter.grad is not None:
                 gradient = self._array(observed(name, Kind.WEIGHT_GRADIENT, parameter.grad)[1])
-            yield TrainedParameter(name, value, gradient, seen.tags.get("placements", ""))
+            copies = _copies(parameter) if self._is_split else 1
+            placements = seen.tags.get("placements", "")
+            yield TrainedParameter(name, value, gradient, placements, copies)
 
     def _array(self, tensor: torch.Tensor) -> Any:
         """Return a tensor as an array; None if the host cannot read it."""
@@ -298,6 +302,14 @@ def _channel_axis(module: torch.nn.Module, dimensions: int) -> int:
     """Return which dimension of an output has the channels."""
     first = dimensions == 3 and type(module).__name__ in _CHANNELS_FIRST
     return 1 if first or dimensions >= 4 else -1
+
+
+def _copies(parameter: Any) -> int:
+    """Return how many ranks have the same part of a parameter."""
+    mesh = getattr(parameter, "device_mesh", None)
+    sizes = () if mesh is None else zip(mesh.shape, parameter.placements, strict=True)
+    parts = math.prod(size for size, each in sizes if not each.is_replicate())
+    return max(1, torch.distributed.get_world_size() // parts)
 
 
 def _replicas(root: torch.nn.Module) -> int:

@@ -145,10 +145,10 @@ def _shapes(module: torch.nn.Module) -> tuple[Any, ...]:
 class _Copy:
     """A module with the parameters of a trained one: an average, a target network, a teacher."""
 
-    def __init__(self, module: torch.nn.Module, name: str) -> None:
-        self.name = name
+    def __init__(self, module: torch.nn.Module, name: str, steps: Callable[[], int]) -> None:
+        self.name, self._steps = name, steps
         self._calls = 0
-        self._first = self._last = 0  # steps at which it was called and had not changed
+        self._last = 0  # the step at which it was last called and had not changed
         self._parameter = weakref.ref(max(module.parameters(), key=torch.Tensor.numel))
         self._before = self._sample()
 
@@ -157,8 +157,8 @@ class _Copy:
         with quiet():
             return sample(parameter) if parameter is not None and is_plain(parameter) else None
 
-    def on_call(self, step: int) -> None:
-        self._first = self._first or step
+    def on_call(self, *args: Any) -> None:
+        step = self._steps()
         if self._before is None or step <= self._last:
             return
         self._calls += 1
@@ -186,6 +186,7 @@ class TrainedModel:
         self._made: set[int] = set()  # those that have made this step
         self._numbers: dict[int, int] = {}  # of their losses
         self._losses: dict[int, float] = {}  # those of this step, by number
+        self.metrics: dict[str, Any] = {}  # further ones of this step
         self.steps = self.losses = 0
         self.title = ""
         self.loss = self.speed = math.nan  # the latest loss, and steps per second
@@ -210,7 +211,8 @@ class TrainedModel:
         rates = [float(group["lr"]) for group in groups if group.get("lr") is not None]
         if len(set(rates)) == 1:
             del rates[1:]
-        metrics = {_numbered("loss", number): loss for number, loss in self._losses.items()}
+        metrics, self.metrics = {name: float(each) for name, each in self.metrics.items()}, {}
+        metrics |= {_numbered("loss", number): loss for number, loss in self._losses.items()}
         metrics |= {
             _numbered("lr", number): rate for number, rate in enumerate(rates[:_MOST_RATES])
         }
@@ -262,6 +264,7 @@ class TrainedModels:
         self._version = -1  # of what these groups were made from
         self._steps = 0  # of all optimizers
         self._losses: list[Any] = []  # since the last step of an optimizer
+        self._norms: list[dict[str, Any]] = []  # by which gradients were clipped, since then
         self._zeroed: dict[int, int] = {}  # ids of optimizers → losses before their `zero_grad`
         self._scaled: tuple[Any, Any] | None = None  # the last scaled loss, weak, and the loss
         self._is_scaled = False  # whether gradients have the scale of a GradScaler
@@ -289,11 +292,13 @@ class TrainedModels:
         self._wrap(Optimizer, "zero_grad", after=self._on_zero_grad)
         self._undo.append(on_backward(functools.partial(self._guarded, self._on_backward)))
         self._wrap(scaler, "scale", after=self._on_scale)
-        self._wrap(scaler, "unscale_", after=self._on_unscale)
+        self._wrap(scaler, "unscale_", after=self._before_scaler)
         self._wrap(torch.nn.Module, "load_state_dict", after=self._on_load)
         self._wrap(torch.nn.Module, "__setstate__", after=self._modules.on_copy)
         for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
-            self._wrap(owner, "clip_grad_norm_", before=self._on_clip)
+            self._wrap(owner, "clip_grad_norm_", before=self._on_clip, after=self._on_clipped)
+        if hasattr(torch.nn.utils, "clip_grads_with_norm_"):  # since torch 2.6
+            self._wrap(torch.nn.utils, "clip_grads_with_norm_", after=self._on_norm)
         self._wrap(scaler, "step", before=self._before_scaler, after=self._after_scaler)
 
     def detach(self) -> None:
@@ -363,20 +368,25 @@ class TrainedModels:
     def _on_load(self, result: Any, module: Any, state: Any, *args: Any) -> None:
         if state and len(result.unexpected_keys) == len(state):
             key, own = result.unexpected_keys[0], next(iter(result.missing_keys), "none")
-            self.notes["loaded"] = (
+            self.notes["nothing_loaded"] = (
                 f"load_state_dict(strict=False) loaded none of {len(state)} tensors: the file has "
                 f"{key}, the module has {own}"
             )
 
     def _on_clip(self, *args: Any) -> None:
         if self._is_scaled:
-            self.notes["scaling"] = (
+            self.notes["loss_scaling"] = (
                 "gradients are clipped while GradScaler's scale is in them: call "
                 "scaler.unscale_(optimizer) before clip_grad_norm_()"
             )
 
-    def _on_unscale(self, *args: Any) -> None:
-        self._is_scaled = False
+    def _on_clipped(self, norm: Any, parameters: Any, limit: Any = math.nan, *args: Any) -> None:
+        self._on_norm(None, parameters, limit, norm)
+
+    def _on_norm(self, _: None, parameters: Any, limit: Any, norm: Any, *args: Any) -> None:
+        """Note by which norm gradients are clipped, for a comparison of ranks."""
+        if rank_and_world_size()[1] > 1 and type(norm) is torch.Tensor:  # of DTensors it is right
+            self._norms.append({"clip_norm": _number(norm), "clip_limit": limit})
 
     def _on_scale(self, scaled: Any, scaler: Any, loss: Any) -> None:
         self._is_scaled = bool(scaler.is_enabled())
@@ -473,7 +483,7 @@ class TrainedModels:
         models = [each for each in self._modules.models() if id(each) in keys]
         names = _variables() if self.models or len(models) > 1 else {}
         if self.models and not again:
-            name = _free(
+            name = free_name(
                 names.get(id(models[0])) or type(models[0]).__name__,
                 {each.name for each in self.models},
             )
@@ -498,18 +508,15 @@ class TrainedModels:
         for key, module in modules.items():
             if key not in trained and key not in self._copies and _shapes(module) in shapes:
                 name = names.get(key) or type(module).__name__
-                self._copies[key] = copy = _Copy(module, name)
-                called = functools.partial(self._guarded, self._on_copy, copy)
+                self._copies[key] = copy = _Copy(module, name, lambda: self._steps)
+                called = functools.partial(self._guarded, copy.on_call)
                 handle = module.register_forward_pre_hook(ModuleHook(called))
                 self._undo.append(handle.remove)
-
-    def _on_copy(self, copy: _Copy, *args: Any) -> None:
-        copy.on_call(self._steps)
 
     def _check_copies(self) -> None:
         for copy in self._copies.values():
             if copy.is_stale:
-                self.notes[f"copy {copy.name}"] = (
+                self.notes[f"stale_copy {copy.name}"] = (
                     f"{copy.name} has the same layers as the trained model and is called during "
                     "training, but never changes: is this copy (an average, or a target network) "
                     "updated? Ignore this if it is a fixed reference"
@@ -538,7 +545,7 @@ class TrainedModels:
     def _before_step(self, optimizer: Optimizer, *args: Any) -> None:
         if self._is_scaled:
             self._is_scaled = False
-            self.notes["scaling"] = (
+            self.notes["loss_scaling"] = (
                 "optimizer.step() uses gradients that have GradScaler's scale in them: call "
                 "scaler.step(optimizer)"
             )
@@ -569,10 +576,13 @@ class TrainedModels:
         model = self._model_of.get(id(optimizer))
         if model is not None:
             model.last = self._steps
+            if len(self._norms) == 1:  # several are those of parts
+                model.metrics |= self._norms[0]
             model.after_step(optimizer, self._losses[self._zeroed.get(id(optimizer), 0) :])
             if model.steps in (2, 20):
                 self._find_copies(model)
         self._losses.clear()
+        self._norms.clear()
         self._zeroed.clear()
 
 
@@ -602,11 +612,11 @@ def _together(models: list[torch.nn.Module], names: dict[int, str]) -> torch.nn.
         return models[0]
     parts: dict[str, torch.nn.Module] = {}
     for each in models:
-        parts[_free(names.get(id(each)) or type(each).__name__, parts)] = each
+        parts[free_name(names.get(id(each)) or type(each).__name__, parts)] = each
     return Parts(parts)
 
 
-def _free(name: str, taken: Container[Any]) -> str:
+def free_name(name: str, taken: Container[Any]) -> str:
     return next(
         each for n in itertools.count() if (each := f"{name}_{n}" if n else name) not in taken
     )

@@ -79,10 +79,6 @@ def read_loss(loss: torch.Tensor) -> LossFacts | None:
                 return None
             if name in _DIFFERENCES and found.broadcast is None:
                 found = found._replace(broadcast=_broadcast(node))
-            if name in ("Softmax", "LogSoftmax"):
-                shape = _shape(node) or ()
-                over_rows = len(shape) == 2 and shape[0] > 1 and int(node._saved_dim) == 0
-                found = found._replace(over_rows=found.over_rows or over_rows)
             if name in _CLASSES:
                 found = _with_classes(found, node)
             elif name in _BINARY:

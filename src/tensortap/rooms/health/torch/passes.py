@@ -22,11 +22,11 @@ from tensortap.rooms.health.steps import PassFacts, ProbeFacts
 from tensortap.rooms.health.torch.probe import (
     MOST_SECONDS,
     compare_modes,
-    has_batch_norm,
+    has_norm_with_modes,
     probe,
     why_not,
 )
-from tensortap.rooms.track.observing import inputs_of
+from tensortap.rooms.track.observing import inputs_of, tensors_in
 from tensortap.rooms.track.torch.hooks import ModuleHook, hook_module
 from tensortap.rooms.track.torch.reading import is_plain, sample
 from tensortap.values.torch.hidden import hide_from_compiler
@@ -37,6 +37,7 @@ _EARLY = 100  # steps in which inputs are compared with labels
 _FEW = 20  # steps in which inputs of embeddings and batch norms are looked at
 _MOST_KEPT = 1 << 20  # values of an input
 _COMPARED_MODES = (25, 50, 100)  # steps after which batch norm should know its statistics
+_computed: set[int] = set()  # memory of what models have returned in this step
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -75,14 +76,13 @@ class PassWatch:
         self._root = root
         self._guarded = guarded
         self._number = self._evaluations = 0
-        self._is_checked = True  # whether dtypes are looked at in this step
         self._passes: list[_Pass] = []
         self._running: _Pass | None = None
         self._outer: nn.Module | None = None  # the module whose call no other one surrounds
         self._began = 0.0  # when it was called
         self._caught = 0  # calls of `catch` until then
         self._probed: dict[int, ProbeFacts] = {}  # by the id of the module
-        self._has_norm = has_batch_norm(root)
+        self._has_norm = has_norm_with_modes(root)
         self.entry: torch.Tensor | None = None  # what the model was first given in this step
         self._last: tuple[Any, torch.Tensor] | None = None  # that of the last one: weak, a sample
         self.has_trained = self.was_evaluated = False  # whether there has been such a pass
@@ -146,6 +146,7 @@ class PassWatch:
         if self._outer is not module:
             return
         self._outer = None
+        _computed.update(_memory(tensor) for _, tensor in tensors_in(output, torch.Tensor))
         seconds = time.perf_counter() - self._began
         if module is self._root:
             self._on_output(module, args, output)
@@ -153,6 +154,7 @@ class PassWatch:
             self._probe(module, args, kwargs, seconds)
 
     def _probe(self, module: nn.Module, args: Any, kwargs: Any, seconds: float) -> None:
+        module = vars(module)["_modules"].get("_orig_mod", module)  # of torch.compile
         compares = self._has_norm and self._number in _COMPARED_MODES
         probes = self._number == 2 and id(module) not in self._probed and len(self._probed) < 8
         if not (compares or probes):
@@ -170,7 +172,7 @@ class PassWatch:
                 except Exception as error:  # not every module can be copied or called again
                     facts = ProbeFacts(f"{type(error).__name__}: {error}"[:200])
             self._new_probes.append(facts)
-        elif not reason and has_batch_norm(module):
+        elif not reason and has_norm_with_modes(module):
             with contextlib.suppress(Exception):
                 self._mode_distance = compare_modes(module, args, kwargs)
 
@@ -182,6 +184,7 @@ class PassWatch:
         """Return the passes of the step, and more facts about them; begin the next one."""
         found = tuple(each.facts() for each in self._passes)
         self._passes, self._running, self._outer = [], None, None
+        _computed.clear()
         extra = {
             "probes": tuple(self._new_probes), "mode_distance": self._mode_distance,
             "small_batches": tuple(self._small), "same_input": self._same,
@@ -191,7 +194,6 @@ class PassWatch:
             ),
         }  # fmt: skip
         self._number += 1
-        self._is_checked = is_checked(self._number)
         self._forget()
         return found, extra
 
@@ -201,13 +203,14 @@ class PassWatch:
             return
         training = self._root.training
         if training and torch.is_grad_enabled():
-            looks = self._is_checked
+            looks = is_checked(self._number)
         else:
             self._evaluations += 1
             looks = is_checked(self._evaluations) or self._evaluations <= 16
         if looks:
             first = next((tensor for _, tensor in inputs_of(args, kwargs, torch.Tensor)), None)
-            self._running = _Pass(training, first)
+            is_data = first is None or _memory(first) not in _computed  # not of a generator
+            self._running = _Pass(training, first if is_data else None)
             self._passes.append(self._running)
 
     def _on_output(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -246,6 +249,10 @@ class PassWatch:
             with quiet():
                 sizes = gradient.detach().abs().amax(-1)
                 self._padding = bool(sizes[padded].max() > 1e-3 * sizes.max())
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if is_plain(tensor) else 0
 
 
 def _catches() -> int:

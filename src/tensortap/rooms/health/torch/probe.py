@@ -1,8 +1,8 @@
 """A second forward pass with changed inputs, once, on a deep copy of a module.
 
 It tells whether rows of a batch influence each other, whether outputs depend on later tokens, and
-whether batch norm computes the same in evaluation. Random states are restored; a model that is
-large, slow, on a device or spread over ranks is not copied.
+whether batch norm and spectral norm compute the same in evaluation. Random states are restored; a
+model that is large, slow, on a device or spread over ranks is not copied.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def _twin(module: Any, memo: dict[int, Any]) -> Any:
     twin = memo[id(module)] = object.__new__(type(module))
     own = vars(module)
     parts = {name: _twin(part, memo) for name, part in own["_modules"].items()}
-    state = {name: each for name, each in own.items() if name != "_modules"}
+    other = "_modules", "_compiled_call_impl"  # which would run the module itself
+    state = {name: each for name, each in own.items() if name not in other}
     vars(twin).update(copy.deepcopy(state, memo), _modules=parts)
     return twin
 
@@ -107,13 +108,13 @@ def _batch_is_first(given: torch.Tensor, outputs: list[torch.Tensor]) -> bool:
 
 
 def compare_modes(module: nn.Module, args: Any, kwargs: Any) -> float | None:
-    """Return how far outputs are with batch norm in `train()` and in `eval()`; 1 is their size."""
+    """Return how far outputs are with norms in `train()` and in `eval()` mode; 1 is their size."""
     with _undisturbed():
         twin = _twin(module, {}).eval()
         args, kwargs = copy.deepcopy((_detached(args), _detached(kwargs)))
         evaluated = _outputs(twin(*args, **kwargs))
         for each in twin.modules():
-            if isinstance(each, _BATCH_NORMS):
+            if is_norm_with_modes(each):
                 each.train()
         trained = _outputs(twin(*args, **kwargs))
     if not evaluated or evaluated[0].shape != trained[0].shape:
@@ -123,10 +124,15 @@ def compare_modes(module: nn.Module, args: Any, kwargs: Any) -> float | None:
     return float(distance) / size if size else None
 
 
-def has_batch_norm(module: nn.Module) -> bool:
-    """Return whether a module has batch norm with running statistics."""
-    norms = (each for each in module.modules() if isinstance(each, _BATCH_NORMS))
-    return any(each.track_running_stats for each in norms)
+def is_norm_with_modes(module: nn.Module) -> bool:
+    """Return whether a module is batch norm with running statistics, or spectral norm."""
+    if isinstance(module, _BATCH_NORMS):
+        return bool(module.track_running_stats)
+    return "n_power_iterations" in vars(module)
+
+
+def has_norm_with_modes(module: nn.Module) -> bool:
+    return any(map(is_norm_with_modes, module.modules()))
 
 
 @contextlib.contextmanager

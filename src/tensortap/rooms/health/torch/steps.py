@@ -1,8 +1,7 @@
 """Facts about a training step of torch, for rules of steps.
 
-Version counters tell what was changed and when, without looking at values; a sample of the values
-is compared in few steps. Whether gradients were zeroed or kept is the same for all
-parameters of an optimizer, so three of them are watched.
+Version counters tell what was changed and when, without looking at values. Whether gradients were
+zeroed or kept is the same for all parameters of an optimizer, so three of them are watched.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch.utils.hooks import unserializable_hook
 from tensortap.rooms.health.steps import ParameterFacts, StepFacts
 from tensortap.rooms.health.torch.losses import LossWatch, on_backward
 from tensortap.rooms.health.torch.passes import PassWatch, is_checked
+from tensortap.rooms.health.torch.probe import is_norm_with_modes
 from tensortap.rooms.health.torch.structure import (
     Unregistered,
     initial_weights,
@@ -37,9 +37,7 @@ from tensortap.values.torch.private import backward_pass, version_of
 from tensortap.values.torch.tensors import quiet
 
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
-_WITH_MODES = (
-    *_DROPOUT, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
-)  # fmt: skip
+_WITH_MODES = (*_DROPOUT, nn.SyncBatchNorm)
 
 
 class _Version:
@@ -135,7 +133,6 @@ class StepHooks:
         self._watched: dict[int, list[_WatchedGradient]] = {}  # by id of the optimizer
         self._versions: dict[str, tuple[int, int]] = {}  # id and version after the last step
         self._before: list[int] = []
-        self._samples: dict[int, torch.Tensor] = {}  # by id of a parameter, before a step
         self._number = 0  # of the step since tracking began
         self._handles: dict[int, Any] = {}  # of hooks on gradients, by the id of a parameter
         self._unregistered: Unregistered = {}
@@ -147,7 +144,6 @@ class StepHooks:
         self._steps = 0
         self._discarded = self._carried = False
         self._trainable: set[int] = set()  # those of them that required gradients then
-        self._stuck: dict[int, bool] = {}
         self._with_gradient: set[int] = set()
         self._dropout: dict[str, None] = {}
 
@@ -166,7 +162,10 @@ class StepHooks:
             }
             self._unregistered = unregistered_parameters(self._root)
         self._versions = _versions_of(parameters)
-        self._has_modes = any(isinstance(each, _WITH_MODES) for each in self._root.modules())
+        self._has_modes = any(
+            isinstance(each, _WITH_MODES) or is_norm_with_modes(each)
+            for each in self._root.modules()
+        )
         for name, module in self._root.named_modules():
             if isinstance(module, _DROPOUT):
                 hook = ModuleHook(functools.partial(self._guarded, self._on_dropout, name))
@@ -257,14 +256,10 @@ class StepHooks:
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._before = versions_of(parameters_of(optimizer))
-        self._samples = {}
         self._steps += 1
         if _has_closure(args, kwargs):
             return  # it computes the gradients within the step
         self._judge_gradients(optimizer)
-        if is_checked(self._number) and getattr(optimizer, "found_inf", None) is None:
-            with quiet():
-                self._samples = dict(_with_gradient(optimizer))
 
     def _judge_gradients(self, optimizer: Any) -> None:
         found = [each.before_step() for each in self._watched.get(id(optimizer), ())]
@@ -285,12 +280,6 @@ class StepHooks:
         ):
             if now != before and parameter.requires_grad:  # it may be frozen until the end
                 self._trainable.add(id(parameter))
-        if self._samples:
-            with quiet():
-                for parameter in parameters:
-                    if (values := self._samples.get(id(parameter))) is not None:
-                        self._stuck[id(parameter)] = torch.equal(values, sample(parameter))
-        self._samples = {}
 
     # -- its end -------------------------------------------------------------------------
 
@@ -314,17 +303,10 @@ class StepHooks:
                 not uncalled or name.rpartition(".")[0] not in uncalled,
                 number in self._with_gradient or parameter.grad is not None,
                 self._versions.get(name) != versions[name],
-                self._stuck.get(number),
-                parameter.element_size() < 4,
             )
             for name, parameter in parameters.items()
         )
         groups = [group for each in self._optimizers for group in each.param_groups]
-        structure: dict[str, Any] = {}
-        if is_checked(self._number):
-            structure = {
-                "unregistered": left_out(self._unregistered, optimized),
-            }
         passes, more = self._passes.end_step()
         losses = self._losses.end_step()
         facts = StepFacts(
@@ -340,7 +322,9 @@ class StepHooks:
             passes,
             **more,
             **self._initial,
-            **structure,
+            unregistered=left_out(self._unregistered, optimized)
+            if is_checked(self._number)
+            else None,
             decays=tuple(float(group.get("weight_decay") or 0.0) for group in groups),
             losses=losses,
             seen=self._seen(),
@@ -378,20 +362,3 @@ def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
 def _versions_of(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, tuple[int, int]]:
     found = parameters.values()
     return dict(zip(parameters, zip(map(id, found), versions_of(found), strict=True), strict=True))
-
-
-def _with_gradient(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield ids and samples of parameters whose gradients are more than noise there.
-
-    In exact arithmetic some are 0, such as that of a bias before batch norm.
-    """
-    sizes = {
-        parameter: float(sample(parameter.grad).abs().max())
-        for group in optimizer.param_groups
-        for parameter in (group["params"] if group.get("lr", 1.0) else ())
-        if is_plain(parameter) and is_plain(parameter.grad)
-    }
-    largest = max(sizes.values(), default=0.0)
-    for parameter, size in sizes.items():
-        if size > 0.01 * largest:
-            yield id(parameter), sample(parameter)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import nn
 
+from tensortap.core.record import Summary
 from tensortap.rooms.health.steps import InitialWeight
 from tensortap.rooms.track.observing import tensors_in
 from tensortap.rooms.track.shard_digest import shard_digest
@@ -16,8 +17,6 @@ from tensortap.rooms.track.torch.reading import is_plain
 from tensortap.values.torch.private import version_of
 from tensortap.values.torch.summarize import summarize
 from tensortap.values.torch.tensors import view
-
-_WITH_FAN_IN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def initial_weights(
@@ -27,14 +26,6 @@ def initial_weights(
 
     `trained` has the ids of parameters of optimizers, if any are known.
     """
-    # not `layer.weight`, which may be computed: reading it would run code of the user
-    with_fan_in = {
-        id(parameter)
-        for layer in root.modules()
-        if isinstance(layer, _WITH_FAN_IN)
-        for name, parameter in layer.named_parameters(recurse=False)
-        if name == "weight"
-    }
     stacks = nn.TransformerEncoder, nn.TransformerDecoder  # they copy one layer
     copied = {
         id(each) for layer in root.modules() if isinstance(layer, stacks)
@@ -44,18 +35,13 @@ def initial_weights(
         # not on a device, where nobody waits for it; not lazy, quantized or a part of the whole
         if not is_plain(parameter) or not parameter.is_floating_point():
             continue
-        summary, values = summarize(parameter.detach()), view(parameter.detach())
-        compared = parameter.requires_grad and parameter.ndim > 1 and id(parameter) not in copied
-        yield InitialWeight(
-            name,
-            parameter.ndim,
-            parameter.requires_grad,
-            summary,
-            parameter[0].numel() if id(parameter) in with_fan_in else 0,
-            shard_digest(values)
-            if compared and id(parameter) in (trained or {id(parameter)})
-            else b"",
-        )
+        number, values = id(parameter), parameter.detach()
+        summary = summarize(values)
+        assert isinstance(summary, Summary)
+        compared = parameter.requires_grad and parameter.ndim > 1 and number not in copied
+        is_trained = number in trained or not trained
+        digest = shard_digest(view(values)) if compared and is_trained and summary.std else b""
+        yield InitialWeight(name, parameter.ndim, summary, digest)
 
 
 Unregistered = dict[str, list[tuple[weakref.ref[torch.Tensor], int]]]

@@ -1,0 +1,1 @@
+"""Resume: does a program that goes on from its checkpoint compute the same?"""
