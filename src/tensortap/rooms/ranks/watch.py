@@ -21,6 +21,7 @@ log = logging.getLogger("tensortap")
 _INTERVAL = 1.0  # seconds
 _SHARE = 0.05  # of the time of a processor
 _NEVER = -(1 << 62)  # before all steps
+_PATIENCE = 30.0  # seconds for all ranks to have records: of some of them, a minority may look right
 _MOST_RECORDS = 1 << 17  # that are compared; they take up to 200 MB
 
 
@@ -38,6 +39,7 @@ class RankWatch:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._table: Table | None = None
+        self._begun = 0.0  # when a second rank was seen
         self._is_complete = False  # whether all that has arrived was compared
         self._reported: dict[tuple[object, ...], int] = {}  # rule, ranks and name → last step
 
@@ -53,6 +55,8 @@ class RankWatch:
         if self._table is None or len(self._table) > _MOST_RECORDS:
             self._table = self._recent_records(_MOST_RECORDS // 2)
         now = time.time_ns()
+        if has_grown and not self._all_have_begun(self._table):
+            return []
         if has_grown or not self._is_complete:
             # if nothing more comes, what is missing of the newest steps does not come either
             self._is_complete = not has_grown
@@ -64,6 +68,12 @@ class RankWatch:
         for alert in alerts:
             log.warning("tensortap: %s", alert)
         return alerts
+
+    def _all_have_begun(self, table: Table) -> bool:
+        """Return whether every rank of the job has records, or has had its time."""
+        self._begun = self._begun or time.monotonic()
+        expected = max(client.info.world_size for client in list(self._server.clients.values()))
+        return len(table.ranks()) >= expected or time.monotonic() > self._begun + _PATIENCE
 
     def _recent_records(self, most: int) -> Table:
         """Return a table of at most so many of the newest records, to which later ones come."""
