@@ -197,7 +197,7 @@ class Tools:
         return drawn, answer(facts, names, offset, len(shown))
 
     def probes(self, session: str = "", pattern: str = "", offset: int = 0, limit: int = 90) -> str:
-        """List the probes of a running job, what each is doing, and what it has cost."""
+        """List probes of running jobs that match a pattern (RE2): their state, and their cost."""
         with RemoteSession(session or None) as opened:
             return _listed(offer("session.probes")(opened, pattern), offset, limit)
 
