@@ -108,18 +108,16 @@ def _tabs() -> list[str]:
 
 
 def _index(request: Request) -> Response:
-    stat = plotly_script().stat()
     page = (_static_folder(None) / "index.html").read_text(encoding="utf-8")
     # the address changes when plotly is upgraded, so that browsers may cache it forever
-    address = f"/plotly.js?v={stat.st_size:x}-{int(stat.st_mtime):x}"
-    page = page.replace("/plotly.js", address, 1)
+    stat = plotly_script().stat()
+    page = page.replace("/plotly.js", f"/plotly.js?v={stat.st_size:x}-{int(stat.st_mtime):x}", 1)
     # all modules at once: a browser would find them one after the other
     files = sorted(path.name for path in _static_folder(None).glob("*.js"))
     shared = (f"/static/{name}" for name in files if name != "enter.js")
     links = [f'<link rel="modulepreload" href="{each}">' for each in shared]
-    # those of other tabs than the first one come when nothing else is needed
-    low = 'fetchpriority="low" class="tab"'
-    links += [f'<link rel="modulepreload" {low} href="{each}">' for each in _tabs()]
+    later = 'rel="modulepreload" fetchpriority="low" class="tab"'
+    links += [f'<link {later} href="{each}">' for each in _tabs()]
     page = page.replace("<!-- modules -->", "\n".join(links))
     return HTMLResponse(page, headers={"cache-control": "no-cache"})
 
@@ -153,7 +151,7 @@ def _compressed(path: Path, changed: int) -> bytes:
     return gzip.compress(path.read_bytes(), 6)
 
 
-@functools.lru_cache(maxsize=64)  # finding a room's package takes longer than all the rest
+@functools.lru_cache(maxsize=64)  # finding a package takes longer than all the rest
 def _static_folder(room: str | None) -> Path:
     package = "tensortap.page" if room not in rooms() else folder_of(str(room))
     return Path(str(importlib.resources.files(package) / "static")).resolve()
