@@ -59,8 +59,9 @@ class RunReader:
             self.windows = self._read_windows()
             known = covering(self.windows)
             for rank in layout.ranks_of(self.path):
-                tables = self.by_rank.setdefault(rank, RankTables(self.path, rank, self._mirror))
-                tables.refresh(known.covered.get(rank, 0) if known else 0)
+                if rank not in self.by_rank:
+                    self.by_rank[rank] = RankTables(self.path, rank, self._mirror)
+                self.by_rank[rank].refresh(known.covered.get(rank, 0) if known else 0)
 
     def _read_windows(self) -> tuple[Window, ...]:
         """Return the windows, which do not change once they are there."""

@@ -224,6 +224,7 @@ class RankTables:
         self._folder = run / self._inner
         self._tail_part = -1
         self._tail_offset = 0
+        self._tail_seen: tuple[int, ...] = ()  # inode, size and time of the tail that was read
 
     def refresh(self, covered: int = 0) -> None:
         """Read what was written since the last refresh; `covered` parts are in windows."""
@@ -279,6 +280,11 @@ class RankTables:
         if self._is_tail_empty():
             self.tail, self._tail_part = [], -1
             return
+        with contextlib.suppress(OSError):
+            stat = os.lstat(self._folder / layout.TAIL)
+            seen, self._tail_seen = self._tail_seen, (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            if seen == self._tail_seen:
+                return
         path = self._own(layout.TAIL)
         try:
             with open_regular(path) as stream:
