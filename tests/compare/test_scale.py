@@ -97,7 +97,7 @@ def test_compacted_runs_compare_as_others(compacted):
     assert {**found.to_json(), "provenance": {}} == plain
     assert (len(found.differences), found.ranks) == (8 * 12, (3,))
     sides = ComparedRun(a), ComparedRun(b)
-    task = tasks.Task((str(a), str(b)), tasks.Choice(), tasks.Tolerance(), tasks.RuleSet())
+    task = tasks.CompareTask((str(a), str(b)), tasks.Choice(), tasks.Tolerance(), tasks.RuleSet())
     assert len(tasks.split(sides, task)) > 10
     few = {"names": r"attn\.wv", "steps": (11, 14), "kinds": ["Weight_Gradient"]}
     assert len(compare_runs(a, b, **few).differences) == 6

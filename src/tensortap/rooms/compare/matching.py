@@ -218,8 +218,8 @@ def tensor_numbers(
 # -- what is known without values ------------------------------------------------------------
 
 
-class Layout(NamedTuple):
-    """What is known about the shards of a table, one entry per row."""
+class RowLayout(NamedTuple):
+    """Flags and devices of a table's shards, one entry per row."""
 
     flags: NDArray[np.uint8]
     devices: Integers  # of one program, each with a shard of the tensor
@@ -233,7 +233,7 @@ class Layout(NamedTuple):
         return np.asarray((self.flags[rows] & (SHARD | PARTIAL)) == SHARD)
 
 
-def layout_of(table: Table) -> Layout:
+def layout_of(table: Table) -> RowLayout:
     """Return which rows are shards, may be shards, are partial sums, or are in files."""
     import pyarrow.compute as pc
 
@@ -251,11 +251,11 @@ def layout_of(table: Table) -> Layout:
         is_split = (found & (SHARD | LAYOUT)) > 0
         counts = np.array([int(text) if text.isdigit() else 1 for text in texts])
         devices.append(np.where(is_split & (many >= 0), np.maximum(counts[many], 1), 1))
-    return Layout(np.concatenate(flags), np.concatenate(devices))
+    return RowLayout(np.concatenate(flags), np.concatenate(devices))
 
 
 class Known(NamedTuple):
-    """What is known about pairs without reading payloads, one entry per pair."""
+    """Facts about pairs that need no payloads, one entry per pair."""
 
     equal: Booleans  # by digest, value or statistics
     bare: Booleans  # equal, and nothing but statistics says so
@@ -263,7 +263,7 @@ class Known(NamedTuple):
 
 
 def known_pairs(
-    a: ChosenRecords, b: ChosenRecords, pairs: Pairs, layouts: list[Layout], *, equal_nan: bool
+    a: ChosenRecords, b: ChosenRecords, pairs: Pairs, layouts: list[RowLayout], *, equal_nan: bool
 ) -> Known:
     """Return which pairs are equal.
 

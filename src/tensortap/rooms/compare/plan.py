@@ -1,4 +1,4 @@
-"""What is to be compared in two runs: pairs of records, and of tensors that ranks have parts of.
+"""The pairs of two runs that are compared: records, and tensors that ranks have parts of.
 
 Only what may differ becomes an object. Tensors of which both runs have equal parts are counted.
 """
@@ -16,8 +16,8 @@ from tensortap.rooms.compare.matching import (
     ChosenRecords,
     Integers,
     Known,
-    Layout,
     Pairs,
+    RowLayout,
     known_pairs,
     layout_of,
     only_has_statistics,
@@ -85,7 +85,7 @@ class Plan:
 
     # -- tensors of which ranks have parts -------------------------------------------------------
 
-    def _pair_sharded(self, pairs: Pairs, known: Known, layouts: list[Layout]) -> list[Booleans]:
+    def _pair_sharded(self, pairs: Pairs, known: Known, layouts: list[RowLayout]) -> list[Booleans]:
         """Pair tensors whose parts are on several ranks; return the rows that they consist of."""
         a, b = self.records
         split = [

@@ -22,7 +22,15 @@ from tensortap.rooms.compare.plan import RecordPair
 from tensortap.rooms.compare.provenance import provenance_diff
 from tensortap.rooms.compare.report import CompareReport, Difference, Key, Missing
 from tensortap.rooms.compare.rules import RuleSet, load_rules
-from tensortap.rooms.compare.tasks import Found, Judged, Place, Progress, Task, run_tasks, split
+from tensortap.rooms.compare.tasks import (
+    CompareTask,
+    Found,
+    Judged,
+    Place,
+    Progress,
+    run_tasks,
+    split,
+)
 from tensortap.rooms.compare.tensors import Tolerance, check_tolerance
 from tensortap.runs.assemble import Disagreement
 
@@ -53,7 +61,7 @@ def compare_runs(
     choice = Choice(names, tuple(kinds), steps, tuple(ranks), tuple(renames))
     tolerance = Tolerance(equal_nan=equal_nan, threads=1).given(atol, rtol)
     sides = ComparedRun(a, trust=trust), ComparedRun(b, trust=trust)
-    task = Task((sides[0].title, sides[1].title), choice, tolerance, rules, trust)
+    task = CompareTask((sides[0].title, sides[1].title), choice, tolerance, rules, trust)
     found = list(run_tasks(sides, split(sides, task), executor, progress))
     judged = sorted((each for part in found for each in part.differing), key=_order)
     items: Items = {item.key: item for item, _ in judged}

@@ -39,7 +39,7 @@ Judged = tuple[RecordPair, Outcome]
 Place = tuple[str, str, int]  # name, kind, step
 
 
-class Task(NamedTuple):
+class CompareTask(NamedTuple):
     """A part of a comparison; small enough to send to another machine."""
 
     runs: tuple[str, str]  # folders or URLs
@@ -58,7 +58,7 @@ class Identical(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a task has found."""
+    """The result of a task."""
 
     compared: int
     equal: int
@@ -73,7 +73,7 @@ class Found(NamedTuple):
     unplaced: list[Key]
 
 
-def split(sides: Sides, task: Task) -> list[Task]:
+def split(sides: Sides, task: CompareTask) -> list[CompareTask]:
     """Return the tasks of a comparison: one, unless both runs are compacted."""
     if not all(side.is_compacted for side in sides):
         return [task]
@@ -114,7 +114,7 @@ def _sets(counts: dict[tuple[str, str], int], most: int) -> Iterator[frozenset[t
 
 def run_tasks(
     sides: Sides,
-    tasks: list[Task],
+    tasks: list[CompareTask],
     executor: concurrent.futures.Executor | None,
     progress: Progress | None,
 ) -> Iterator[Found]:
@@ -134,7 +134,7 @@ def run_tasks(
             progress(done, len(tasks))
 
 
-def _compare_elsewhere(task: Task) -> Found:
+def _compare_elsewhere(task: CompareTask) -> Found:
     """Run a task in a process of an executor."""
     return compare_part(
         (_opened(task.runs[0], task.trust), _opened(task.runs[1], task.trust)), task
@@ -146,7 +146,7 @@ def _opened(run: str, trust: bool) -> ComparedRun:
     return ComparedRun(run, trust=trust)
 
 
-def compare_part(sides: Sides, task: Task, progress: Progress | None = None) -> Found:
+def compare_part(sides: Sides, task: CompareTask, progress: Progress | None = None) -> Found:
     """Compare the records that a task names."""
     records = (
         records_of_run(sides[0], task.choice, rename=True),

@@ -74,7 +74,7 @@ class ModelGrafts:
         self.load, self.begin = self._parameters.load, self._parameters.begin
         # outputs whose gradient has not come yet: what computed them, by call and path
         self._awaited: dict[tuple[CallSite, str], Any] = {}
-        self._has_gradients = False
+        self._arrived: set[CallSite] = set()  # calls with an output whose gradient has come
         self.stepping: Callable[[Any], object] | None = None
 
     def attach(self) -> None:
@@ -98,6 +98,7 @@ class ModelGrafts:
         self._repeated.clear()
         self._known.clear()
         self._awaited.clear()
+        self._arrived.clear()
         self._segments = Segments()
 
     def end_step(self) -> None:
@@ -106,7 +107,9 @@ class ModelGrafts:
 
     def _judge_missing(self) -> None:
         """Judge gradients of the reference that the program has not computed: the graph is cut."""
-        for (site, path), node in self._awaited.items() if self._has_gradients else ():
+        for (site, path), node in self._awaited.items() if self._arrived else ():
+            if site in self._arrived:  # the module itself reads what else it returns
+                continue
             found = self._source.recorded(site.module + path, Kind.GRADIENT, site.call)
             if found is not None:
                 missing = {each for each in self._awaited.values() if each is not node}
@@ -241,7 +244,7 @@ class ModelGrafts:
 
     def _on_gradient(self, site: CallSite, path: str, node: Any, gradient: Any) -> Any:
         self._awaited.pop((site, path), None)
-        self._has_gradients = True
+        self._arrived.add(site)
         found = self._recorded(site.module + path, Kind.GRADIENT, site.call, gradient)
         if found is None:
             return None
