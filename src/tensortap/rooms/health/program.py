@@ -89,12 +89,12 @@ class _Watching:
 
     def _before_popen(self, popen: Any, *args: Any, **kwargs: Any) -> Any:
         """Return other arguments if the command is a rank of a job: Python with a WORLD_SIZE."""
-        command = args[0] if args else None
+        command: Any = args[0] if args and type(args[0]) in (list, tuple) else ()
         size = (kwargs.get("env") or os.environ).get("WORLD_SIZE") or "1"
-        if type(command) not in (list, tuple) or size == "1" or rank_and_world_size()[1] > 1:
+        if not command or size == "1" or rank_and_world_size()[1] > 1:
             return None
         words = [str(word) for word in command]
-        is_program = (n for n, word in enumerate(words) if n and (word[0] != "-" or word == "-m"))
+        is_program = (n for n, word in enumerate(words) if n and (word[:1] != "-" or word == "-m"))
         place = next(is_program, None) if "python" in Path(words[0]).name else None
         if place is None or "-c" in words[:place]:
             return None

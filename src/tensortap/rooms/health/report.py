@@ -147,9 +147,8 @@ def _blind_rules(reader: Any, active: Collection[str]) -> dict[str, str]:
 def untracked_ranks(reader: Any) -> str:
     """Return in words on which ranks of a job no model was tracked; empty if there are none."""
     found = {record.rank: record.world_size for record in reader.records(ACTIVE_RULES)}
-    missing = [str(n) for n in range(max(found.values(), default=0)) if n not in found]
-    named = ", ".join(missing)
-    return f"no model was tracked on rank {named}: nothing is known there" if missing else ""
+    named = ", ".join(str(n) for n in range(max(found.values(), default=0)) if n not in found)
+    return f"no model was tracked on rank {named}: nothing is known there" if named else ""
 
 
 def rows_of(

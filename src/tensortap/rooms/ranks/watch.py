@@ -21,7 +21,7 @@ log = logging.getLogger("tensortap")
 _INTERVAL = 1.0  # seconds
 _SHARE = 0.05  # of the time of a processor
 _NEVER = -(1 << 62)  # before all steps
-_PATIENCE = 30.0  # seconds for all ranks to have records: of some of them, a minority may look right
+_PATIENCE = 30.0  # seconds for all ranks to have records: two of three have no majority
 _MOST_RECORDS = 1 << 17  # that are compared; they take up to 200 MB
 
 

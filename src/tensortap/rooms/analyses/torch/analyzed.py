@@ -308,8 +308,8 @@ def _copies(parameter: Any) -> int:
     """Return how many ranks have the same part of a parameter."""
     mesh = getattr(parameter, "device_mesh", None)
     sizes = () if mesh is None else zip(mesh.shape, parameter.placements, strict=True)
-    parts = math.prod(size for size, each in sizes if not each.is_replicate())
-    return max(1, int(torch.distributed.get_world_size() // parts))
+    parts: int = math.prod(size for size, each in sizes if not each.is_replicate())
+    return max(1, int(torch.distributed.get_world_size()) // parts)
 
 
 def _replicas(root: torch.nn.Module) -> int:
