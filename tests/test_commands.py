@@ -53,6 +53,7 @@ WRONG = {
         "--every": "x -1", "--steps": "x -1", "--session": "127.0.0.1:9",
     },
     "probes": {"--session": "127.0.0.1:9"},
+    "resume-check": {"--steps": "x 0 -1", "--more": "x 0 -1"},
     "reproduce": {"--out": "{folder} {file}", "--repo": "{new}"},
     "serve": {
         "--host": "no.such.host.invalid 999.1.1.1", "--port": "x -1 70000",
@@ -139,6 +140,7 @@ def test_options_that_are_tried_exist():
     assert tried <= set(OPTIONS)
     # these take any text, of which only a running program knows whether it is right
     told = {("probe", each) for each in ("--kind", "--rules", "--trace")}
+    told |= {("resume-check", "--resume")}
     assert set(OPTIONS) - tried == {("serve", "--accept"), *told}  # add others to WRONG
 
 

@@ -134,7 +134,7 @@ def _batches(
         yield table.near(batch), batch
 
 
-class _Rows(NamedTuple):
+class _SeriesRows(NamedTuple):
     """The rows of a tensor by step and rank; `order` is which recorded step each is of."""
 
     kind: str
@@ -143,10 +143,10 @@ class _Rows(NamedTuple):
     order: Integers
 
 
-def _rows_of(table: Table, kind: str, name: str, end: int) -> _Rows:
+def _rows_of(table: Table, kind: str, name: str, end: int) -> _SeriesRows:
     rows = table.series(kind, name)
     rows = rows[table.step[rows] < end]
-    return _Rows(kind, name, rows, codes(table.step[rows]))
+    return _SeriesRows(kind, name, rows, codes(table.step[rows]))
 
 
 class GrowingFindings:
@@ -205,7 +205,7 @@ class _Far(NamedTuple):
     is_bad: bool
 
 
-def _far_tensors(table: Table, own: _Rows, groups: Sequence[Sequence[int]]) -> Iterator[_Far]:
+def _far_tensors(table: Table, own: _SeriesRows, groups: Sequence[Sequence[int]]) -> Iterator[_Far]:
     """Yield for which steps and ranks a tensor is far; shards are not compared."""
     value, bad = values_of(table, own.rows)
     known = ~np.isnan(value) | bad
@@ -276,7 +276,7 @@ class _Unequal(NamedTuple):
     last_step: int
 
 
-def _unequal_tensors(table: Table, series: Sequence[_Rows]) -> Iterator[_Unequal]:
+def _unequal_tensors(table: Table, series: Sequence[_SeriesRows]) -> Iterator[_Unequal]:
     """Yield weights and optimizer state that differ, by statistics and digests.
 
     Plain tensors with the same name need not be replicas: ranks may train models of their own, or
