@@ -30,6 +30,7 @@ CANNOT = {
     "make docs": "runs beside the tests",
     ".ci/run": "runs the tests, this one among them",
     "tensortap bisect runs/reference -- python train.py": "test_bisect_command.py runs it",
+    "tensortap resume-check -- python train.py": "tests/resume runs it",
 }
 # The installation has a test of its own.
 INSTALLING = ["pip install '.[all]'", "tensortap doctor"]

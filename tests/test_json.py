@@ -31,7 +31,7 @@ LINES = {
     "view": ("{run} --no-browser --port 0", 0), "why": ("{run}", 0),
 }  # fmt: skip
 # those that print no answer, and those with tests of their own
-OTHERS = {"bisect", "demo", "export", "mcp", "run", "top"}
+OTHERS = {"bisect", "demo", "mcp", "probe", "probes", "resume-check", "run", "top"}
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,7 @@ def test_documented_verbs_exist(name):
 
 
 @pytest.mark.parametrize(
-    "command", sorted(set(re.findall(r"[`$] ?tensortap ([a-z]\w+)", DOCUMENTED)))
+    "command", sorted(set(re.findall(r"[`$] ?tensortap ([a-z][\w-]+)", DOCUMENTED)))
 )
 def test_documented_commands_exist(command):
     from typer.testing import CliRunner

@@ -22,7 +22,11 @@ pytestmark = pytest.mark.slow
 
 COMMANDS = 18
 # commands that read no run; tests/page shows hostile ones, and bisect runs a program of the user
-OTHERS = {"bisect", "demo", "doctor", "mcp", "run", "serve", "top", "view"}
+# those that read no run, or run a program
+OTHERS = {
+    "bisect", "demo", "doctor", "mcp", "probe", "probes", "resume-check", "run", "serve", "top",
+    "view",
+}  # fmt: skip
 
 
 def write_all(folder: Path, hostile: dict[str, corpus.Hostile], *, sealed: bool):

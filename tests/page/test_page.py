@@ -22,10 +22,11 @@ VIEWS = {
     "summary": "summary", "overview": "layers", "lines": "layers", "exponents": "exponents",
     "tensors": "tensors", "health": "problems", "alerts": "problems", "ranks": "ranks",
     "compare": "compare", "provenance": "run", "receipt": "run", "operations": "layers",
-    "analyses": "problems", "probes": "run",
+    "analyses": "problems", "probes": "run", "compaction": "run",
 }  # fmt: skip
 """Each view, and the tab that shows it."""
-UNUSED = ("ranks", "operations", "analyses", "probes")  # nothing of these runs is in them
+# nothing of these runs is in them
+UNUSED = ("ranks", "operations", "analyses", "probes", "compaction")
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
     "--disable-component-update",

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from tests.commands import type_in
@@ -77,12 +76,3 @@ def test_show(folder, run):
     assert "did you mean 'hidden'" in said
     _, said = tensortap(folder, "show", folder, code=2)
     assert "is not a run" in said
-
-
-def test_export(folder, run, tmp_path):
-    _, said = tensortap(folder, "export", run, tmp_path / "out.npz", real=True)
-    assert "9 records" in said
-    with np.load(tmp_path / "out.npz") as found:
-        assert found["hidden@3"].tolist() == [[3.0] * 3] * 2
-    _, said = tensortap(folder, "export", run, tmp_path / "x.csv", code=2)
-    assert "got '.csv'" in said

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -63,6 +65,9 @@ def dask_executor(address: str | None) -> Iterator[Any]:
     except ImportError:
         raise MissingExtra.of("--dask needs Dask", "scale") from None
     try:
+        # a client that cannot connect may wait for itself for ever when it is collected
+        where = urlsplit(address)
+        socket.create_connection((where.hostname, where.port or 8786), 10).close()
         client = Client(address, timeout=10)
     except (OSError, ValueError) as error:
         raise TensortapError(f"--dask: cannot connect to {address}: {error}") from None

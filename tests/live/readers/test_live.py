@@ -66,8 +66,8 @@ def test_asks_only_for_the_records_it_needs(server):
     server.history.write([record(n, "long", 1.0) for n in range(1000)])
     with LiveReader(server.address) as reader:
         replies = []
-        query = reader._query
-        reader._query = lambda *a, **k: replies.append(query(*a, **k)) or replies[-1]
+        query = reader.query
+        reader.query = lambda *a, **k: replies.append(query(*a, **k)) or replies[-1]
         assert [r.step for r in reader.records("long", last=2)] == [998, 999]
         assert [r.step for r in reader.records("long", step=7)] == [7]
         assert all(len(reply) < 2000 for reply in replies)
@@ -79,7 +79,7 @@ def test_asks_only_for_the_records_it_needs(server):
 def test_rejects_a_question_with_wrong_arguments(server, wrong, caplog):
     with LiveReader(server.address) as reader:
         with pytest.raises(TensortapError, match="not a valid question"):
-            reader._query("heads", **wrong)
+            reader.query("heads", **wrong)
         assert reader.names()
     assert not caplog.records
 

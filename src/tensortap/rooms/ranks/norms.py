@@ -24,7 +24,7 @@ class ClippedNorms:
     @property
     def rules(self) -> tuple[str, ...]:
         """The rule, if there is anything to compare."""
-        known = NORM in self._table.names and len(self._table.ranks()) > 1
+        known = NORM in self._table.index().names and len(self._table.ranks()) > 1
         return ("clip_norm",) if known else ()
 
     def get(self) -> list[Alert]:
@@ -57,7 +57,7 @@ class ClippedNorms:
 
     def _metric(self, name: str) -> dict[int, dict[int, float]]:
         """Return a metric by step and rank."""
-        table = self._table
+        table = self._table.near([(Kind.METRIC.value, name)])
         found: dict[int, dict[int, float]] = {}
         rows = table.series(Kind.METRIC.value, name)
         columns = table.step[rows], table.rank[rows], table.column("value")[rows]
