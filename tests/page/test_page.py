@@ -22,7 +22,7 @@ VIEWS = {
     "summary": "summary", "overview": "layers", "lines": "layers", "exponents": "exponents",
     "tensors": "tensors", "health": "problems", "alerts": "problems", "ranks": "ranks",
     "compare": "compare", "provenance": "run", "receipt": "run", "operations": "layers",
-    "analyses": "problems", "probes": "run", "compaction": "run",
+    "analyses": "problems", "probes": "layers", "compaction": "run",
 }  # fmt: skip
 """Each view, and the tab that shows it."""
 # nothing of these runs is in them

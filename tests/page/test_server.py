@@ -465,6 +465,8 @@ def test_rejects_an_invalid_port(port):
 def test_view_shows_the_session_and_run_of_this_process(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(view_module, "_page", None)
+    monkeypatch.setattr("tensortap.api.session._session", None)  # another test has served here
+    tap.finish()
     with pytest.raises(NotFound, match="nothing to show"):
         tap.view(browser=False, port=0)
     run = tap.init("runs")

@@ -48,8 +48,8 @@ def test_a_switch_is_clicked_and_the_heatmap_gets_rows(session, tmp_path):
             page.set_default_timeout(100_000)
             page.goto(shown.url)
             page.wait_for_selector("[data-drawing=no]")
-            page.click("#tab-run")
-            page.locator("#tabpanel-run").get_by_role("button", name="Probes").click()
+            page.click("#tab-layers")
+            page.locator("#tabpanel-layers").get_by_role("button", name="Probes").click()
             row = page.locator("#panel-probes tr", has=page.get_by_text("2.weight", exact=True))
             row.wait_for()
             assert "off" in row.inner_text()
@@ -64,7 +64,7 @@ def test_a_switch_is_clicked_and_the_heatmap_gets_rows(session, tmp_path):
             page.wait_for_selector(
                 "#rows .row:has-text('weight') input[role=switch]", state="attached"
             )
-            page.click("#tab-layers")
+            page.locator("#tabpanel-layers").get_by_role("button", name="Heatmap").click()
             page.wait_for_function(
                 """() => document.querySelector("#panel-overview .js-plotly-plot")
                   ?.data?.[0]?.y?.length"""

@@ -20,7 +20,7 @@ const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
 export const tab = {
   id: "probes",
   title: "Probes",
-  within: "Run",
+  within: "Layers",
   about: "What the running programs can look at, and a switch for each",
   isUsed: isLive,
   alone: true,
