@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 
 PAGES = (
-    "bisect compare figures films hdf5 health live notebook numerics ops page quickstart runs "
+    "align bisect compare figures films hdf5 health live notebook numerics ops page quickstart runs "
     "trace track watch widths"
 ).split()
 
