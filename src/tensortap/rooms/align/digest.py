@@ -144,8 +144,9 @@ def digest(
         weight.add(sums)
     for part in parts(__package__):
         part.sum_over_ranks(weights)
-    past = () if history is None else (msgspec.structs.replace(history, history=()),)
-    past += () if history is None else history.history
+    past: tuple[Digest, ...] = ()
+    if history is not None:
+        past = (msgspec.structs.replace(history, history=()), *history.history)
     return Digest(
         source=source(),
         rows={name: unique[id(tensor)].row() for name, tensor in named},
@@ -353,4 +354,3 @@ def _in_threads(jobs: list[_Job]) -> Iterator[list[Sums] | str]:
         return
     with ThreadPoolExecutor(threads, thread_name_prefix="tensortap-digest") as pool:
         yield from pool.map(_Job.run, jobs)
-

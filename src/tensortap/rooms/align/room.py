@@ -7,4 +7,8 @@ from tensortap.rooms import Room
 ROOM = Room(
     name="align",
     needs=("compare", "track"),
+    offers={
+        "compare.kinds": "tensortap.rooms.align.weights:DIGESTS",
+        "session.watchers": "tensortap.rooms.align.watch:watch_digests",
+    },
 )

@@ -1,4 +1,4 @@
-"""Digests of rows: those of tensors make up that of their concatenation, and those of shards add up.
+"""Digests of rows: those of tensors make up that of their concatenation; those of shards add up.
 
 ``stats/kernel/digest.c`` explains them. NumPy computes them where the kernel was not built.
 """
@@ -41,8 +41,8 @@ _ZEROS: Sums = (0,) * RING
 def row_dimensions(shape: Sequence[int]) -> int:
     """Return how many dimensions of a tensor count its rows.
 
-    A row of a matrix is a row, that of a vector one element. With more dimensions it is the last
-    one, so that a stack of matrices is their concatenation; or, of a convolution, all but the first.
+    Of a vector, a row is one element. With more than two dimensions it is the last one, so that a
+    stack of matrices is their concatenation; or, of a convolution, all but the first.
 
     >>> [row_dimensions(shape) for shape in ((), (3,), (4, 5), (8, 4, 64), (16, 3, 3, 3))]
     [0, 1, 1, 2, 1]

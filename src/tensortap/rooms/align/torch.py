@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from tensortap.core.errors import CaptureError, TensortapError
 from tensortap.rooms.align.digest import Piece, Weight
-from tensortap.rooms.align.rows import RING, Sums
+from tensortap.rooms.align.rows import RING
 from tensortap.rooms.track.torch.names import Names
 from tensortap.values.torch.shards import local_shard
 
@@ -44,32 +45,38 @@ def pieces(tensor: Any) -> list[Piece] | None:
 
 
 def sum_over_ranks(weights: Sequence[Weight]) -> None:
-    """Add up the sums of shards; each replica counts once."""
+    """Add up the sums of shards; replicas must agree."""
     meshes: dict[Any, list[Weight]] = {}
     for weight in weights:
         if hasattr(weight.tensor, "device_mesh"):
             meshes.setdefault(weight.tensor.device_mesh, []).append(weight)
     for mesh, members in meshes.items():
-        coordinate = mesh.get_coordinate()
-        if coordinate is None:
-            continue
-        rows: list[int] = []
-        for weight in members:
-            pairs = zip(weight.tensor.placements, coordinate, strict=True)
-            is_first = all(hasattr(placement, "dim") or not index for placement, index in pairs)
-            rows.append(bool(weight.unread))
-            rows += [number if is_first else 0 for sums in weight.sums for number in sums]
-        # on a device of the mesh, as its backend needs it
-        total = torch.tensor(rows, dtype=torch.int64, device=mesh.device_type)
-        for dim in range(mesh.ndim):
-            torch.distributed.all_reduce(total, group=mesh.get_group(dim))
-            total %= 1 << 32
-        found = iter(total.tolist())
-        for weight in members:
-            if next(found) and not weight.unread:
-                weight.unread = "another rank could not read its part"
-            weight.sums = [_next_sums(found) for _ in weight.sums]
+        if mesh.get_coordinate() is not None:
+            _sum_over_mesh(mesh, members)
 
 
-def _next_sums(numbers: Iterator[int]) -> Sums:
-    return tuple(next(numbers) for _ in range(RING))
+def _sum_over_mesh(mesh: Any, weights: list[Weight]) -> None:
+    most = max(len(weight.sums) for weight in weights)
+    rows = []
+    for weight in weights:
+        sums = weight.sums + [(0,) * RING] * (most - len(weight.sums))
+        rows.append([bool(weight.unread), 0, *itertools.chain(*sums)])
+    # on a device of the mesh, as its backend needs it
+    total = torch.tensor(rows, dtype=torch.int64, device=mesh.device_type)
+    for dim in range(mesh.ndim):
+        parts = [torch.empty_like(total) for _ in range(mesh.size(dim))]
+        torch.distributed.all_gather(parts, total, group=mesh.get_group(dim))
+        every = torch.stack(parts)
+        split = [hasattr(weight.tensor.placements[dim], "dim") for weight in weights]
+        is_split = torch.tensor(split, device=total.device)
+        differ = (every[:, :, 2:] != every[0, :, 2:]).any(dim=2).any(dim=0) & ~is_split
+        total = torch.where(is_split[:, None], every.sum(0) % (1 << 32), every[0])
+        total[:, :2] = every[:, :, :2].sum(0)
+        total[:, 1] += differ
+    for weight, (unread, differ, *numbers) in zip(weights, total.tolist(), strict=True):
+        if unread:
+            weight.unread = weight.unread or "another rank could not read its part"
+        elif differ:
+            weight.unread = "its replicas differ"
+        found = iter(numbers)
+        weight.sums = [tuple(itertools.islice(found, RING)) for _ in weight.sums]
