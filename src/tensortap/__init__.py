@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tensortap.page.view import view
     from tensortap.rooms import figures as viz
     from tensortap.rooms.align.digest import digest
+    from tensortap.rooms.align.perturb import perturbed
     from tensortap.rooms.bisect.bisect import bisect
     from tensortap.rooms.blackbox.blackbox import blackbox
     from tensortap.rooms.compare.api import compare
@@ -58,6 +59,7 @@ _LATER = {
     "init": "tensortap.runs.init:init",
     "open": "tensortap.api.open:open",
     "ops": "tensortap.rooms.ops.ops:ops",
+    "perturbed": "tensortap.rooms.align.perturb:perturbed",
     "rooms": "tensortap.rooms",
     "serve": "tensortap.api.session:serve",
     "status": "tensortap.api.session:status",
@@ -93,6 +95,7 @@ __all__ = [
     "init",
     "open",
     "ops",
+    "perturbed",
     "receipt",
     "rooms",
     "serve",

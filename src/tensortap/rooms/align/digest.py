@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -19,8 +19,9 @@ from tensortap.capture.ticket import Ticket
 from tensortap.core.arguments import check_text, check_whole, checked
 from tensortap.core.errors import CaptureError, NotFound, TensortapError
 from tensortap.core.ranks import rank_and_world_size
-from tensortap.core.record import Mapping, Record, Shard
+from tensortap.core.record import Record, Shard
 from tensortap.rooms.align.rows import CASTS, Sums, added, digest_rows
+from tensortap.rooms.align.watch import KEY, digest_text
 from tensortap.values.adapters import adapter_of
 from tensortap.values.registry import parts
 from tensortap.values.snapshot import nbytes_of
@@ -37,8 +38,11 @@ _PIECE = 8 << 20  # bytes that a thread digests at once; of a device, that are c
 _FEW = 1 << 20  # bytes that are not worth a second thread
 _LARGEST = 64 << 20  # bytes of a file
 _THREADS = 4
-_KEY = "tensortap.digest"  # of records
 _DEPTH = 50  # of nested containers
+
+
+Digits = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{40})?$")]
+Length = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 class DigestRow(msgspec.Struct, frozen=True):
@@ -49,10 +53,10 @@ class DigestRow(msgspec.Struct, frozen=True):
     """
 
     dtype: str
-    shape: tuple[int, ...]
-    digest: str
-    casts: dict[str, str] = {}
-    transposed: dict[str, str] = {}
+    shape: tuple[Length, ...]
+    digest: Digits
+    casts: dict[str, Digits] = {}
+    transposed: dict[str, Digits] = {}
     unread: str = ""
 
 
@@ -107,7 +111,7 @@ _recorded: dict[str, collections.deque[Digest]] = {}  # the newest versions by n
 
 
 def _send(name: str, digest: Digest) -> Ticket:
-    return catch({_KEY: msgspec.json.encode(digest).decode()}, name)
+    return catch({KEY: msgspec.json.encode(digest).decode()}, name)
 
 
 @checked
@@ -190,11 +194,8 @@ def recorded_digests(source: Any, name: str) -> list[Digest]:
 
 def digest_in(record: Record) -> Digest | None:
     """Return the digest that a record holds; None for any other record."""
-    value = record.value
-    if not isinstance(value, Mapping) or not value.items or value.items[0][0] != _KEY:
-        return None
-    text = value.items[0][1]
-    return _decoded(text.encode(), record.name) if isinstance(text, str) else None
+    text = digest_text(record)
+    return None if text is None else _decoded(text.encode(), record.name)
 
 
 def _decoded(data: bytes, where: str) -> Digest:

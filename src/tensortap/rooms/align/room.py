@@ -9,6 +9,7 @@ ROOM = Room(
     needs=("compare", "track"),
     offers={
         "compare.kinds": "tensortap.rooms.align.weights:DIGESTS",
+        "compare.tolerance": "tensortap.rooms.align.tolerance:compare_with_noise",
         "session.watchers": "tensortap.rooms.align.watch:watch_digests",
     },
 )

@@ -7,7 +7,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from tensortap.core.record import Kind
+from tensortap.core.errors import TensortapError
+from tensortap.core.record import Kind, Mapping, Record
 from tensortap.live.server import Server
 
 if TYPE_CHECKING:
@@ -16,8 +17,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tensortap")
 
+KEY = "tensortap.digest"
+"""The key in the dict that a record of a digest holds."""
+
 _INTERVAL = 0.5  # seconds
 _NAMED = 5  # weights in a message
+_LOOKED_AT = 64  # newest records of a name
+
+
+def digest_text(record: Record) -> str | None:
+    """Return the digest that a record holds, as JSON; None for any other record."""
+    value = record.value
+    if not isinstance(value, Mapping) or not value.items or value.items[0][0] != KEY:
+        return None
+    text = value.items[0][1]
+    return text if isinstance(text, str) else None
 
 
 def watch_digests(server: Server) -> None:
@@ -34,27 +48,42 @@ class DigestWatch:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._cursor = 0
+        self._written = 0
+        self._names: dict[str, bool] = {}  # whether digests are recorded under a name
+        self._seen: set[tuple[int, int]] = set()  # times and numbers of records
         self._known: dict[str, dict[str, list[Digest]]] = {}  # by name and program, newest first
         self._wrong: set[tuple[str, str, str]] = set()  # name and both programs
 
     def poll(self) -> list[Alert]:
         """Compare what has arrived, and write an alert into the history for each new finding."""
         history = self._server.history
-        if history.written == self._cursor:
+        if history.written == self._written:
             return []
-        self._cursor, records = history.since(self._cursor)
-        values = [record for record in records if record.kind is Kind.VALUE and record.value]
-        if not values:
+        self._written = history.written
+        for name in history.names():
+            if name not in self._names:  # the first record tells
+                first = history.records(name, last=1)
+                self._names[name] = any(digest_text(record) is not None for record in first)
+        names = [name for name, is_digest in self._names.items() if is_digest]
+        if not names:
             return []
         # late: most sessions have no digests, and these import NumPy
         from tensortap.alerts import record_of
         from tensortap.rooms.align.digest import digest_in
 
         alerts = []
-        for record in values:
-            if (found := digest_in(record)) is not None:
-                alerts += self._compare(record.name, found)
+        before, self._seen = self._seen, set()
+        for name in names:
+            for record in history.records(name, kind=Kind.VALUE, last=_LOOKED_AT):
+                key = record.time_ns, record.seq
+                self._seen.add(key)
+                if key not in before:
+                    try:
+                        found = digest_in(record)
+                    except TensortapError as error:  # records may come from anyone
+                        log.warning("tensortap: %s", error)
+                        continue
+                    alerts += self._compare(name, found) if found is not None else []
         now = time.time_ns()
         history.write([record_of(alert, seq=0, time_ns=now) for alert in alerts])
         for alert in alerts:
