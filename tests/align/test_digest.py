@@ -12,8 +12,8 @@ import tensortap as tap
 from tensortap.core.errors import TensortapError
 from tensortap.core.record import Shard
 from tensortap.rooms.align import digest as module
-from tensortap.rooms.align import rows
 from tensortap.rooms.align.rows import CASTS, added, concatenated, digest_rows, rows_and_length
+from tensortap.rooms.track.shard_digest import block_matrices, key_table, seed_of
 from tensortap.stats import summarize
 
 
@@ -26,29 +26,50 @@ def drawn(shape, dtype="float32", seed=0):
     return np.asarray(raw * sizes).astype(dtype)
 
 
+def by_definition(x, dtype):
+    """Return the digest of a matrix as digest.c defines it, with Python's integers."""
+    modulus = [0x9E3779B1, 0x7F4A7C16, 0xBF58476D, 0x94D049BA, 0x3C6EF372]
+    pieces = np.ascontiguousarray(x).view(np.int16).astype(int)
+    blocks = -(-pieces.shape[1] // len(key_table()))
+    matrices = block_matrices(seed_of(dtype, ()), np.arange(blocks, dtype=np.uint64)).astype(object)
+    keys = key_table().astype(object)
+    total = [0] * 5
+    for row in pieces[::-1]:
+        total = [
+            (b + total[4] * factor) for b, factor in zip([0, *total[:4]], modulus, strict=True)
+        ]
+        for block in range(blocks):
+            part = row[block * len(keys) : (block + 1) * len(keys)]
+            inner = (part[:, None] * keys[: len(part)]).sum(0)
+            for i, each in enumerate(matrices[block] @ inner):
+                total[i] += each
+        total = [each % (1 << 32) for each in total]
+    return tuple(total)
+
+
 SHAPES = [(), (5,), (7, 3), (4, 3, 40), (3, 4, 3, 3), (2, 5000), (2, 3, 9000), (1, 1)]
 
 
-@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "uint8", "complex128"])
-def test_every_variant_and_numpy_agree(monkeypatch, dtype):
+def test_every_variant_agrees(dtype):
     casts = CASTS if dtype == "float32" else ()
     views = [drawn(shape, dtype) for shape in SHAPES]
     views += [views[2].T, views[3][::-1, ::2, 3:], views[5][:, ::7]]
     kernel = summarize.kernel
-    found = {}
+    found = []
     used = kernel.variant()
     try:
         for variant in kernel.variants():
             kernel.use(variant)
-            found[variant] = [digest_rows(view, dtype, None, casts) for view in views]
+            found.append([digest_rows(view, dtype, None, casts) for view in views])
     finally:
         kernel.use(used)
-    monkeypatch.setattr(rows, "code_of", lambda name: None)
-    found["numpy"] = [digest_rows(view, dtype, None, casts) for view in views]
-    as_tuples = {key: [list(map(tuple, each)) for each in value] for key, value in found.items()}
-    assert all(each == as_tuples["numpy"] for each in as_tuples.values())
-    assert len({each[0] for each in as_tuples["numpy"]}) > len(SHAPES)
+    assert all(each == found[0] for each in found)
+    assert len({each[0] for each in found[0]}) > len(SHAPES)
+    assert [digest_rows(view, dtype, None, casts) for view in map(np.array, views)] == found[0]
+    if dtype != "uint8":
+        for i in (2, 5, 8, 10):
+            assert found[0][i][0] == by_definition(views[i], dtype)
 
 
 def test_casts_are_those_of_torch():
@@ -131,8 +152,6 @@ def test_large_tensors_are_digested_in_pieces(monkeypatch):
 def test_wrong_arguments():
     with pytest.raises(TensortapError, match="model must hold tensors, got dict without any"):
         tap.digest({"a": 1})
-    with pytest.raises(TensortapError, match="casts must be some of bfloat16, float16"):
-        tap.digest({"a": np.ones(1)}, casts=["int8"])
 
 
 def test_what_cannot_be_read_is_no_agreement():

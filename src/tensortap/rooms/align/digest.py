@@ -7,7 +7,7 @@ import dataclasses
 import os
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -118,30 +118,27 @@ def _send(name: str, digest: Digest) -> Ticket:
 def digest(
     model: Any,
     *,
-    casts: Sequence[str] = CASTS,
     transposed: bool = False,
     history: Digest | None = None,
 ) -> Digest:
     """Return the digests of all weights of a model: equal for equal weights, however sharded.
 
     `model` is a module of torch, or dicts, lists and dataclasses of arrays. All ranks that share
-    its weights must call it; only digests are exchanged. `casts` are dtypes to which float32 is
-    rounded; `transposed` digests transposed matrices, too. `history` is the digest of an earlier
-    version.
+    its weights must call it; only digests are exchanged. `transposed` digests transposed matrices,
+    too. `history` is the digest of an earlier version.
 
     >>> import numpy as np
     >>> one, other = digest({"w": np.arange(3.0)}), digest({"w": np.ones(3)})
     >>> one.rows["w"].shape, one.rows == other.rows
     ((3,), False)
     """
-    casts = tuple(cast for cast in CASTS if cast in _checked_casts(casts))
     named = list(_named_tensors(model))
     if not named:
         raise TensortapError(f"model must hold tensors, got {type(model).__name__} without any")
     unique: dict[int, Weight] = {}
-    for name, tensor in named:  # tied weights are digested once
+    for _, tensor in named:  # tied weights are digested once
         if id(tensor) not in unique:
-            unique[id(tensor)] = Weight(name, tensor, casts, transposed)
+            unique[id(tensor)] = Weight(tensor, transposed)
     weights = list(unique.values())
     jobs = [job for weight in weights for job in weight.jobs()]
     for (weight, _, _), sums in zip(jobs, _in_threads(jobs), strict=True):
@@ -156,12 +153,6 @@ def digest(
         rows={name: unique[id(tensor)].row() for name, tensor in named},
         history=past[:HISTORY],
     )
-
-
-def _checked_casts(casts: Sequence[str]) -> Sequence[str]:
-    if isinstance(casts, str) or set(casts) - set(CASTS):
-        raise TensortapError(f"casts must be some of {', '.join(CASTS)}, got {casts!r}")
-    return casts
 
 
 def load_digest(path: str | Path) -> Digest:
@@ -254,8 +245,7 @@ class Piece(NamedTuple):
 class Weight:
     """One tensor of a model, and the sums of the pieces that this process has."""
 
-    def __init__(self, name: str, tensor: Any, casts: tuple[str, ...], transposed: bool) -> None:
-        self.name = name
+    def __init__(self, tensor: Any, transposed: bool) -> None:
         self.tensor = tensor
         self.unread = ""
         self.pieces: list[Piece] = []
@@ -269,7 +259,7 @@ class Weight:
             self.shape = self.shape if first.shard is None else first.shard.global_shape
         except CaptureError as error:
             self.pieces, self.unread = [], str(error)
-        self.casts = casts if self.dtype == "float32" else ()
+        self.casts = CASTS if self.dtype == "float32" else ()
         self.transposed = transposed and len(self.shape) == 2
         forms = (1 + len(self.casts)) * (1 + self.transposed)
         self.sums: list[Sums] = [(0,) * 5] * forms

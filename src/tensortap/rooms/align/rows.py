@@ -1,6 +1,6 @@
 """Digests of rows: those of tensors make up that of their concatenation; those of shards add up.
 
-``stats/kernel/digest.c`` explains them. NumPy computes them where the kernel was not built.
+``stats/kernel/digest.c`` explains and computes them.
 """
 
 from __future__ import annotations
@@ -10,17 +10,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
+from tensortap.core.errors import TensortapError
 from tensortap.core.record import Shard
-from tensortap.rooms.track.shard_digest import (
-    BLOCK,
-    block_matrices,
-    check_place,
-    key_table,
-    seed_of,
-)
+from tensortap.rooms.track.shard_digest import check_place, seed_of
 from tensortap.stats.summarize import code_of, kernel
 
 RING = 5
@@ -85,9 +79,7 @@ def digest_rows(
     outer = row_dimensions(whole)
     code = code_of(_WORDS.get(array.itemsize, ""))
     if code is None:
-        forms = [array, *(_rounded(array, cast) for cast in casts)]
-        pairs = zip(forms, seeds, strict=True)
-        return [_rows_in_numpy(form, whole, offsets, outer, seed) for form, seed in pairs]
+        raise TensortapError("digests need the C kernel: install tensortap with a compiler")
     strides = None if array.flags.c_contiguous else array.strides
     found: tuple[Sums, ...] = kernel.digest_rows(
         array.__array_struct__, code, array.shape, strides, whole, offsets, outer, seeds
@@ -107,46 +99,6 @@ def concatenated(parts: Iterable[tuple[Sums, int]]) -> Sums:
         total = added((total, _times(sums, _power_of_x(rows))))
         rows += count
     return total
-
-
-def _rounded(array: NDArray[Any], dtype: str) -> NDArray[Any]:
-    import ml_dtypes
-
-    with np.errstate(over="ignore"):
-        return array.view(np.float32).astype(getattr(ml_dtypes, dtype, dtype))
-
-
-def _rows_in_numpy(
-    array: NDArray[Any], whole: Sequence[int], offsets: Sequence[int], outer: int, seed: int
-) -> Sums:
-    width = math.gcd(array.itemsize, 2)
-    lengths = whole[outer:]
-    row_shape = array.shape[outer:]
-    flat = np.ascontiguousarray(array).reshape(math.prod(array.shape[:outer]), -1)
-    pieces = flat.view(f"u{width}").astype(np.uint16)
-    place = _places(row_shape, lengths, offsets[outer:]) * array.itemsize
-    at = (place[:, None] + np.arange(0, array.itemsize, width)).reshape(-1)
-    pieces = (pieces << (at % 2 * 8).astype(np.uint16)).view(np.int16)
-    keys = key_table()[at % BLOCK // 2]
-    total = _ZEROS
-    blocks, starts = np.unique(at // BLOCK, return_index=True)
-    matrices = block_matrices(seed, blocks.astype(np.uint64))
-    numbers = _places(array.shape[:outer], whole[:outer], offsets[:outer])
-    for row, number in zip(pieces, numbers.tolist(), strict=True):
-        products = (row[:, None] * keys).view(np.uint32)
-        inner = np.add.reduceat(products, starts, dtype=np.uint32)
-        sums = (matrices * inner[:, None]).sum((0, 2), dtype=np.uint32).tolist()
-        total = added((total, _times((*sums, 0), _power_of_x(number))))
-    return total
-
-
-def _places(shape: Sequence[int], whole: Sequence[int], offsets: Sequence[int]) -> NDArray[Any]:
-    """Return where the elements of a part are in the whole, in C order."""
-    numbers = np.zeros((1,) * len(shape), np.int64)
-    for axis, (size, start) in enumerate(zip(shape, offsets, strict=True)):
-        along = (np.arange(size) + start) * math.prod(whole[axis + 1 :])
-        numbers = numbers + along.reshape(-1, *(1,) * (len(shape) - axis - 1))
-    return numbers.reshape(-1)
 
 
 def _times_x(d: Sequence[int]) -> list[int]:
