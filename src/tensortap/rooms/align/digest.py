@@ -271,7 +271,7 @@ class Weight:
                 return pieces
         return [Piece(self.tensor, None)]
 
-    def jobs(self) -> Iterator[_Job]:
+    def jobs(self) -> Iterator[_Part]:
         """Yield parts of the pieces, cut along the first dimension, which threads digest."""
         for value, shard in self.pieces:
             view = adapter_of(type(value)).view
@@ -280,13 +280,13 @@ class Weight:
             shape, nbytes = tuple(value.shape), nbytes_of(value)
             whole = shape if shard is None else shard.global_shape
             if len(shape) != len(whole) or nbytes <= _PIECE:
-                yield _Job(self, value, shard)
+                yield _Part(self, value, shard)
                 continue
             first, *others = (0,) * len(shape) if shard is None else shard.offsets
             rows = max(1, _PIECE * shape[0] // nbytes)
             for start in range(0, shape[0], rows):
                 place = Shard(whole, (first + start, *others))
-                yield _Job(self, value[start : start + rows], place)
+                yield _Part(self, value[start : start + rows], place)
 
     def add(self, sums: list[Sums] | str) -> None:
         """Add the sums of a part; text says why it could not be read."""
@@ -315,7 +315,7 @@ def as_sums(text: str) -> Sums:
     return tuple(int(text[i : i + 8], 16) for i in range(0, len(text), 8))
 
 
-class _Job(NamedTuple):
+class _Part(NamedTuple):
     weight: Weight
     value: Any
     shard: Shard | None
@@ -336,12 +336,12 @@ class _Job(NamedTuple):
         return found
 
 
-def _in_threads(jobs: list[_Job]) -> Iterator[list[Sums] | str]:
+def _in_threads(jobs: list[_Part]) -> Iterator[list[Sums] | str]:
     nbytes = sum(nbytes_of(job.value) for job in jobs)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = min(_THREADS, cores or 1, len(jobs))
     if threads < 2 or nbytes <= _FEW:
-        yield from map(_Job.run, jobs)
+        yield from map(_Part.run, jobs)
         return
     with ThreadPoolExecutor(threads, thread_name_prefix="tensortap-digest") as pool:
-        yield from pool.map(_Job.run, jobs)
+        yield from pool.map(_Part.run, jobs)

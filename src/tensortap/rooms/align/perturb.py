@@ -23,7 +23,7 @@ MARK = "perturbed.json"
 
 @dataclass(slots=True)
 class Perturbation:
-    """How often inputs were perturbed so far: of the model, or outputs of embeddings."""
+    """The number of tensors that were perturbed so far: inputs of the model, and embeddings."""
 
     seed: int
     tensors: int = 0

@@ -22,7 +22,7 @@ LIMIT = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How often the difference of a tensor exceeds that of perturbed inputs."""
+    """The difference of a tensor beside that which perturbed inputs make."""
 
     key: Key
     ratio: float

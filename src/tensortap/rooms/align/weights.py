@@ -24,7 +24,7 @@ GOOD = ("equal", "cast", "tied")
 
 @dataclass(frozen=True, slots=True)
 class WeightState:
-    """What became of some weights: `names` of the first digest, `others` of the second.
+    """The state of some weights: `names` of the first digest, `others` of the second.
 
     `state` is equal, cast (equal after rounding to a dtype), tied (missing, but equal to another
     tensor of its side), earlier (those of an earlier version), differ, missing, or unknown.
@@ -204,7 +204,7 @@ def _earlier(
 
 
 class DigestKind:
-    """What `tap.compare` asks for values that are not its own."""
+    """The digests that `tap.compare` hands to this room."""
 
     def accepts(self, value: object) -> bool:
         """Return whether a value is a digest, or the name of a file with one."""
