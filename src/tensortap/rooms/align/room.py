@@ -7,4 +7,8 @@ from tensortap.rooms import Room
 ROOM = Room(
     name="align",
     needs=("compare", "track"),
+    offers={
+        "catch.tokens": "tensortap.rooms.align.tokens:catch_tokens",
+        "track.option.tokens": "tensortap.rooms.align.torch.by_token:ByToken",
+    },
 )
