@@ -91,6 +91,7 @@ class TokenRun(NamedTuple):
     names: dict[str, TokenRows]
     unknown: int  # values whose tokens are not in the run
     batches: list[dict[str, Any]]  # tokens and masks as they were passed
+    begins: Integers  # place of each entry in the tokens of its batch
 
 
 def read_tokens(source: Any) -> TokenRun:
@@ -127,7 +128,11 @@ def read_tokens(source: Any) -> TokenRun:
         each = TokenRows(entry, value, dtype, row.tags.get("class", ""))
         found.setdefault(row.name, []).append(each)
     joined = {name: _joined(name, parts) for name, parts in found.items()}
-    return TokenRun(path, table, joined, unknown, batches)
+    begins = np.empty(len(table.identity), np.int64)
+    for entry in entries:
+        kept = np.flatnonzero(entry >= 0)
+        begins[entry[kept]] = kept
+    return TokenRun(path, table, joined, unknown, batches, begins)
 
 
 class _Row(NamedTuple):
