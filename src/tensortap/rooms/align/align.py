@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,7 +11,14 @@ import xxhash
 
 from tensortap.core.arguments import checked
 from tensortap.core.errors import TensortapError
-from tensortap.rooms.align.contexts import BY_TOKEN, TokenRows, TokenRun, mixed, read_tokens
+from tensortap.rooms.align.contexts import (
+    BY_TOKEN,
+    TokenRows,
+    TokenRun,
+    TokenTable,
+    mixed,
+    read_tokens,
+)
 from tensortap.rooms.align.result import (
     AGREE,
     DIFFER,
@@ -135,13 +143,17 @@ def keys_of(a: TokenRun, b: TokenRun) -> tuple[NDArray[np.uint64], NDArray[np.ui
     """Return what rows are matched by: the context, and the step if both runs have the same."""
     tables = a.table, b.table
     shared = all(table.is_stepped for table in tables) and np.isin(tables[0].step, tables[1].step)
-    keys = [table.identity for table in tables]
-    if np.any(shared):
-        keys = [
-            key ^ mixed(table.step.astype(np.uint64) * _STEP)
-            for key, table in zip(keys, tables, strict=True)
-        ]
-    return keys[0], keys[1]
+    if not np.any(shared):
+        return a.table.identity, b.table.identity
+    return at_step(a.table), at_step(b.table)
+
+
+def at_step(
+    table: TokenTable, entry: Any = slice(None), step: Integers | None = None
+) -> NDArray[np.uint64]:
+    """Return identities of contexts at training steps: those of the table, or others."""
+    step = table.step[entry] if step is None else step
+    return table.identity[entry] ^ mixed(step.astype(np.uint64) * _STEP)
 
 
 # -- differences ---------------------------------------------------------------------------
@@ -168,8 +180,11 @@ def _compared(
     if x.value.shape[1:] != y.value.shape[1:]:
         shapes = f"{x.value.shape[1:]} and {y.value.shape[1:]}"
         raise TensortapError(f"{name!r}: rows have the shapes {shapes}: pass names={{…}}")
-    left, right = _taken(x, rows_a), _taken(y, rows_b)
     kind = _kind(name, x, y)
+    if kind == LOGPROBS:  # there is nothing from which the first token was drawn
+        drawn = a.table.place[x.entry[rows_a]] > 0
+        rows_a, rows_b = rows_a[drawn], rows_b[drawn]
+    left, right = _taken(x, rows_a), _taken(y, rows_b)
     difference = _DIFFERENCES[kind](left, right, name.endswith(BY_TOKEN))
     return _Compared(
         name, name_b, kind, x.type or y.type, x.entry[rows_a], y.entry[rows_b], left, right,
@@ -234,11 +249,10 @@ _DIFFERENCES = {
 
 
 def _epsilon(run: TokenRun) -> float:
-    """Return the distance of neighbors near 1, in the coarsest dtype that the run has."""
-    coarse = [_EPSILON.get(rows.dtype, 2.0**-23) for rows in run.names.values()]
-    floats = [e for e, rows in zip(coarse, run.names.values(), strict=True)
-              if rows.value.dtype.kind == "f"]  # fmt: skip
-    return max(floats, default=2.0**-23)
+    """Return the distance of neighbors near 1, in the dtype that most names of a run have."""
+    dtypes = [rows.dtype for rows in run.names.values() if rows.value.dtype.kind == "f"]
+    counts = collections.Counter(_EPSILON.get(dtype, 2.0**-23) for dtype in dtypes)
+    return max(counts, key=lambda epsilon: (counts[epsilon], epsilon), default=2.0**-23)
 
 
 class _Tolerance(NamedTuple):

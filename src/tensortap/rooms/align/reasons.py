@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from tensortap.rooms.align.align import LOGPROBS
+from tensortap.rooms.align.align import LOGPROBS, at_step
 from tensortap.rooms.align.contexts import BY_TOKEN, TokenRun
 from tensortap.rooms.align.result import Alignment, NameDifference, Reason
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _EXPLAINED = 0.1  # the part of the difference that may remain
 _SAMPLE = 2048  # rows of logits that are looked at
 _DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+_LAGS = 8  # versions by which B may be late
 _NEITHER = 0.02  # a temperature this close to 1 is none
 
 
@@ -128,22 +129,24 @@ class Hypotheses:
 
     def _earlier_weights(self) -> Iterator[Reason]:
         """B agrees with what A recorded of the same contexts at an earlier step."""
-        rows, table = self.a.names[self.each.name], self.a.table
+        rows, table, other = self.a.names[self.each.name], self.a.table, self.b.table
         if not table.is_stepped:
             return
-        own, steps = self.b.table.identity[self.entry_b], table.step[rows.entry]
         value = rows.value.reshape(-1).astype(np.float64)
-        used = np.unique(self.b.table.step[self.entry_b])
-        for step in np.unique(steps):
-            if len(used) == 1 and step >= used[0] and self.b.table.is_stepped:
-                continue
-            at = steps == step
-            identity, first = np.unique(table.identity[rows.entry[at]], return_index=True)
-            place = np.clip(np.searchsorted(identity, own), 0, len(identity) - 1)
-            is_found = identity[place] == own
-            predicted = np.where(is_found, value[at][first[place]], np.nan)
-            words = f"B at step {int(used[-1]):,} agrees with A at step {int(step):,}"
-            yield from self.explains("weights of an earlier version", words, predicted)
+        keys, first = np.unique(at_step(table, rows.entry), return_index=True)
+        own = other.step[self.entry_b]
+        steps = np.unique(table.step[rows.entry])
+        tried = [(f"A at step {step:,}", np.full(len(own), step)) for step in steps.tolist()]
+        if other.is_stepped:
+            lags = range(1, min(int(np.ptp(steps)), _LAGS) + 1)
+            tried = [(f"A {lag:,} steps before", own - lag) for lag in lags]
+        for words, step in tried:
+            wanted = at_step(other, self.entry_b, step)
+            place = np.clip(np.searchsorted(keys, wanted), 0, len(keys) - 1)
+            predicted = np.where(keys[place] == wanted, value[first[place]], np.nan)
+            yield from self.explains(
+                "weights of an earlier version", f"B agrees with {words}", predicted
+            )
 
     def _rounded_results(self) -> Iterator[Reason]:
         """All log-probabilities of B are numbers of a coarse dtype, and those of A are not."""
@@ -258,10 +261,16 @@ class Distributions:
             words = f"B renormalizes over the {k + 1:,} most likely tokens"
             yield from self._explains("top-k renormalization", words, predicted)
         kept = apart.argmin(axis=1)
+        fits = apart[self.rows, kept] <= limit  # prompts were not drawn
+        if not fits.any():
+            return
         below = np.where(kept > 0, total[self.rows, np.maximum(kept - 1, 0)], 0.0)
-        low, high = float(np.quantile(below, 0.98)), float(np.quantile(total[self.rows, kept], 0.02))
+        low, high = float(np.quantile(below[fits], 0.98)), float(
+            np.quantile(total[self.rows, kept][fits], 0.02)
+        )
         if low < high + limit:
-            predicted = base - np.log(total[self.rows, (total < (low + high) / 2).sum(axis=1)])
+            last = np.minimum((total < (low + high) / 2).sum(axis=1), total.shape[1] - 1)
+            predicted = np.where(fits, base - np.log(total[self.rows, last]), np.nan)
             words = f"B renormalizes over the most likely tokens of mass {low:.3g} to {high:.3g}"
             yield from self._explains("top-p renormalization", words, predicted)
 

@@ -42,12 +42,13 @@ class _Mark(NamedTuple):
         if given is None:
             return None
         try:
-            return cls(weakref.ref(given), given._version)
+            version = given._version
         except AttributeError:
             return cls(type(None), arrays.digest_of(given))
         except RuntimeError:  # an inference tensor counts no changes
             on_host = given.device.type == "cpu"
             return cls(type(None), arrays.digest_of(given) if on_host else object())
+        return cls(weakref.ref(given), version)
 
     def is_same(self, other: _Mark | None) -> bool:
         same = other is not None and self.version == other.version

@@ -213,8 +213,10 @@ class Reruns:
             for index, layer in module.named_children()
         }
         modules = dict(self.model.named_modules())
-        if self.first is not None and self.first.name in modules:
-            layers = {self.first.name: modules[self.first.name], **layers}
+        name = "" if self.first is None else self.first.name
+        while name in modules and name:
+            layers[name] = modules[name]
+            name = name.rpartition(".")[0]
         heads = [name for name in modules if name.endswith("lm_head")]
         layers |= {name: modules[name] for name in heads}
         for name, layer in list(layers.items())[:_LAYERS]:
