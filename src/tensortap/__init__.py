@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tensortap.page.view import view
     from tensortap.rooms import figures as viz
     from tensortap.rooms.align.align import align
+    from tensortap.rooms.align.digest import digest
     from tensortap.rooms.bisect.bisect import bisect
     from tensortap.rooms.blackbox.blackbox import blackbox
     from tensortap.rooms.compare.api import compare
@@ -50,6 +51,7 @@ _LATER = {
     "bisect": "tensortap.rooms.bisect.bisect:bisect",
     "blackbox": "tensortap.rooms.blackbox.blackbox:blackbox",
     "compare": "tensortap.rooms.compare.api:compare",
+    "digest": "tensortap.rooms.align.digest:digest",
     "dump": "tensortap.rooms.dump.dump:dump",
     "finish": "tensortap.runs.init:finish",
     "get": "tensortap.api.session:get",
@@ -83,6 +85,7 @@ __all__ = [
     "catch",
     "catch_grad",
     "compare",
+    "digest",
     "dump",
     "enable",
     "finish",

@@ -74,10 +74,11 @@ def align(
     else:
         tolerances = _noise_of(left, read_tokens(noise), found, epsilon)
     judged = [_judged(each, tolerances[each.name]) for each in found]
-    matched = np.unique(np.concatenate([each.entry_a for each in found] or [np.empty(0, int)]))
+    keys = keys_of(left, right)
+    matched = np.unique(np.concatenate([keys[0][each.entry_a] for each in found] or [keys[0][:0]]))
     logprobs = next((each for each in judged if each.kind == LOGPROBS), None)
     result = Alignment(
-        left.path, right.path, len(left.table.identity), len(right.table.identity), len(matched),
+        left.path, right.path, *(len(np.unique(key)) for key in keys), len(matched),
         _verdict(judged), tuple(judged), _logprobs(logprobs), _first(judged),
         worst=_worst(logprobs, left, decoder), unknown=left.unknown + right.unknown,
         runs=(left, right),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensortap.core.arguments import checked
 from tensortap.core.errors import NotFound, TensortapError
+from tensortap.core.rooms import offers
 from tensortap.rooms.compare.values import compare_values
 from tensortap.rooms.dump.files import load_file, suffixes
 from tensortap.runs.layout import RUN_FILE
@@ -42,6 +43,10 @@ def compare(
     <differ: 1 of 2 elements, max|Δ|=0.5, rel=0.2, 1.13e+15 ulp, cosine=0.996546, worst at [1]:
     2 and 2.5, atol=0.5 or rtol=0.2 would pass>
     """
+    for kind in offers("compare.kinds"):  # values that another room compares
+        if kind.accepts(a) or kind.accepts(b):
+            found: Comparison | CompareReport = kind.compare(a, b, **options)
+            return found
     runs = is_run(a), is_run(b)
     if any(runs):
         if not all(runs):
