@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 
 import torch
 from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
@@ -146,7 +147,7 @@ class Engine:
             cache, ids, before = DynamicCache(), each[None], None
             prompt = PROMPTS[number]
             steps = [0, *range(prompt, len(each), chunk), len(each)]
-            for begin, end in zip(steps, steps[1:], strict=False):
+            for begin, end in itertools.pairwise(steps):
                 positions = torch.arange(begin, end)[None] + self.moved * (begin > 0)
                 mask = None
                 if self.late is not None and begin > 0:

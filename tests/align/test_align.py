@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tensortap as tap
-from tests.align.engines import Engine, llama, record
+from tests.align.engines import llama, record
 
 pytestmark = pytest.mark.slow  # they import transformers
 BFLOAT16 = torch.bfloat16

@@ -6,10 +6,9 @@ import contextlib
 
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 import tensortap as tap
-from tests.align.engines import Engine, gpt2, llama, logprobs, padded, record, sequences
+from tests.align.engines import Engine, gpt2, llama, logprobs, record
 
 pytestmark = pytest.mark.slow  # they import transformers
 

@@ -31,9 +31,7 @@ def contexts(read):
     rows = read.names["value"]
     table = read.table
     assert (rows.value == table.token[rows.entry]).all()
-    return {
-        (tuple(table.context(entry, 99)), int(table.identity[entry])) for entry in rows.entry
-    }
+    return {(tuple(table.context(entry, 99)), int(table.identity[entry])) for entry in rows.entry}
 
 
 def padded(side):
@@ -122,7 +120,7 @@ WRONG = [
     ({"tokens": "text"}, "tokens must be an array of integers, got str"),
     ({"tokens": np.zeros(3)}, "tokens must be integers of one or two dimensions, got float64"),
     ({"tokens": [[1, 2], [3]]}, "tokens must be ids of equal rows"),
-    ({"tokens": [1, 2, 3]}, "numpy.ndarray of shape (2, 4) has no row per token of (3,)"),
+    ({"tokens": [[1, 2], [3, 4]]}, "numpy.ndarray of shape (2, 4) has no row per token of (2, 2)"),
     ({"tokens": np.ones((2, 4), int), "mask": np.ones((2, 3), int)}, "mask must have the shape"),
     ({"tokens": np.ones((2, 4), int), "cu_seqlens": [0, 8]}, "cu_seqlens must be offsets into"),
     ({"tokens": np.ones((2, 4), int), "sequence": 1.5}, "sequence must be a name, or a list"),
@@ -145,4 +143,3 @@ def test_a_run_without_tokens(tmp_path):
     tap.finish()
     with pytest.raises(NotFound, match="has no tokens"):
         tap.align(run, run)
-

@@ -51,9 +51,9 @@ def catch(
     the name, `first` at most that many, `when` is a condition or a function of the value, and
     `changed` skips a value that equals the last one captured. `server` is the ``"host:port"`` of
     a live session other than the default. `shard` is the position of this rank's value in a
-    larger tensor; a DTensor has its own, and in `shard_map` a PartitionSpec says it. `tokens` are the
-    ids that the rows of the value are about, which `tap.align` needs; `positions`, `mask` and
-    `cu_seqlens` say how they are batched, and `sequence` names the sequences that a cache continues.
+    larger tensor; a DTensor has its own, and in `shard_map` a PartitionSpec says it. `tokens` are
+    the ids that the rows of the value are about, which `tap.align` needs; `positions`, `mask` and
+    `cu_seqlens` say how they are batched, `sequence` names the sequences that a cache goes on with.
     Inside a function that JAX compiles, the values of each run are captured. Never raises, unless
     ``TENSORTAP_STRICT=1``.
     """

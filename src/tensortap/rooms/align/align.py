@@ -19,6 +19,7 @@ from tensortap.rooms.align.contexts import (
     mixed,
     read_tokens,
 )
+from tensortap.rooms.align.layouts import WeightNames
 from tensortap.rooms.align.result import (
     AGREE,
     DIFFER,
@@ -78,7 +79,7 @@ def align(
     matched = np.unique(np.concatenate([keys[0][each.entry_a] for each in found] or [keys[0][:0]]))
     logprobs = next((each for each in judged if each.kind == LOGPROBS), None)
     result = Alignment(
-        left.path, right.path, *(len(np.unique(key)) for key in keys), len(matched),
+        left.path, right.path, len(np.unique(keys[0])), len(np.unique(keys[1])), len(matched),
         _verdict(judged), tuple(judged), _logprobs(logprobs), _first(judged),
         worst=_worst(logprobs, left, decoder), unknown=left.unknown + right.unknown,
         runs=(left, right),
@@ -94,20 +95,14 @@ def align(
 
 
 def _pairs(a: TokenRun, b: TokenRun, names: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return which names of two runs belong together: equal ones, or those with an equal end."""
+    """Return which names of two runs belong together, by the rules for names of weights."""
     unknown = [f"{x!r} in A" for x in names if x not in a.names]
     unknown += [f"{y!r} in B" for y in names.values() if y not in b.names]
     if unknown:
         raise TensortapError(f"names: no rows by token of {', '.join(unknown)}")
-    pairs = [(x, names.get(x, x)) for x in a.names if names.get(x, x) in b.names]
-    rest = [y for y in b.names if y not in {y for _, y in pairs}]
-    for x in [x for x in a.names if x not in {x for x, _ in pairs}]:
-        ends = [y for y in rest if f".{x}".endswith(f".{y}") or f".{y}".endswith(f".{x}")]
-        if len(ends) == 1:
-            pairs.append((x, ends[0]))
-            rest.remove(ends[0])
-    order = {name: i for i, name in enumerate(a.names)}
-    return sorted(pairs, key=lambda pair: order[pair[0]])
+    spelled = WeightNames(a.names, b.names)
+    pairs = [(x, names.get(x) or spelled(x)) for x in a.names]
+    return [(x, y) for x, y in pairs if y in b.names]
 
 
 class _Matches:
@@ -154,7 +149,8 @@ def at_step(
 ) -> NDArray[np.uint64]:
     """Return identities of contexts at training steps: those of the table, or others."""
     step = table.step[entry] if step is None else step
-    return table.identity[entry] ^ mixed(step.astype(np.uint64) * _STEP)
+    found: NDArray[np.uint64] = table.identity[entry] ^ mixed(step.astype(np.uint64) * _STEP)
+    return found
 
 
 # -- differences ---------------------------------------------------------------------------
@@ -218,7 +214,7 @@ def _of_numbers(a: NDArray[Any], b: NDArray[Any], _: bool) -> Floats:
     with np.errstate(invalid="ignore", divide="ignore"):
         found = np.abs(y - x) / np.maximum(np.abs(x), np.abs(y))
     found[x == y] = 0.0
-    return found.astype(np.float64)
+    return np.asarray(found, np.float64)
 
 
 def _of_hidden(a: NDArray[Any], b: NDArray[Any], is_sketch: bool) -> Floats:
@@ -232,7 +228,7 @@ def _of_hidden(a: NDArray[Any], b: NDArray[Any], is_sketch: bool) -> Floats:
             apart = x - y
         found = np.sqrt(np.einsum("ij,ij->i", apart, apart)) / size
     found[(x == y).all(axis=1)] = 0.0
-    return found.astype(np.float64)
+    return np.asarray(found, np.float64)
 
 
 def _of_experts(a: NDArray[Any], b: NDArray[Any], _: bool) -> Floats:
@@ -351,6 +347,3 @@ def _worst(
         place = int(run.table.place[entry])
         found.append(WorstToken(context[-1], place, a, b, tuple(context), str(text)))
     return tuple(found)
-
-
-

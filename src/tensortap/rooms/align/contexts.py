@@ -7,6 +7,7 @@ same identity with a probability of n² / 2^65: one in 18 million for a million 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +16,7 @@ import numpy as np
 
 from tensortap import values as frameworks
 from tensortap.core.errors import NotFound, TensortapError
-from tensortap.core.record import Kind
+from tensortap.core.record import Kind, Record
 from tensortap.rooms.align.tokens import STEPPED, TOKENS, rows_of
 from tensortap.runs.run_reader import RunReader
 
@@ -87,6 +88,7 @@ class TokenRun(NamedTuple):
     """What a run says about tokens."""
 
     path: str
+    reader: Any
     table: TokenTable
     names: dict[str, TokenRows]
     unknown: int  # values whose tokens are not in the run
@@ -96,7 +98,9 @@ class TokenRun(NamedTuple):
 
 def read_tokens(source: Any) -> TokenRun:
     """Read the tokens of a run, and the values that refer to them."""
-    rows = list(_rows(source))
+    reader = RunReader(source) if isinstance(source, (str, Path)) else source
+    reader = getattr(reader, "reader", reader)
+    rows = list(_stored_rows(reader) if isinstance(reader, RunReader) else _rows(reader))
     path = str(getattr(source, "path", source))
     described = [row for row in rows if row.name == TOKENS and TOKENS not in row.tags]
     if not described:
@@ -132,7 +136,7 @@ def read_tokens(source: Any) -> TokenRun:
     for entry in entries:
         kept = np.flatnonzero(entry >= 0)
         begins[entry[kept]] = kept
-    return TokenRun(path, table, joined, unknown, batches, begins)
+    return TokenRun(path, reader, table, joined, unknown, batches, begins)
 
 
 class _Row(NamedTuple):
@@ -145,20 +149,19 @@ class _Row(NamedTuple):
     load: Any
 
 
-def _rows(source: Any) -> Iterator[_Row]:
+def _rows(reader: Any) -> Iterator[_Row]:
     """Yield the records of tokens, and those that refer to them, in the order of capture."""
-    reader = RunReader(source) if isinstance(source, (str, Path)) else source
-    reader = getattr(reader, "reader", reader)
-    if isinstance(reader, RunReader):
-        yield from _stored_rows(reader)
-        return
     for name in reader.names():
         for record in reader.records(name):
             if record.name == TOKENS or TOKENS in record.tags:
-                load = (lambda r=record: frameworks.rebuild(reader.load(r).value))
+                load = functools.partial(_loaded, reader, record)
                 yield _Row(
                     name, record.step, record.seq, record.rank, record.dtype, record.tags, load
                 )
+
+
+def _loaded(reader: Any, record: Record) -> Any:
+    return frameworks.rebuild(reader.load(record).value)
 
 
 def _stored_rows(reader: RunReader) -> Iterator[_Row]:
@@ -200,13 +203,16 @@ def _joined(name: str, parts: list[TokenRows]) -> TokenRows:
     return TokenRows(entry, value, parts[0].dtype, parts[0].type)
 
 
-def _table(described: list[_Row], batches: list[dict[str, Any]]) -> tuple[TokenTable, list[Integers]]:
+def _table(
+    described: list[_Row], batches: list[dict[str, Any]]
+) -> tuple[TokenTable, list[Integers]]:
     """Return the tokens sequence by sequence, and the entry of each token as it was passed."""
     for batch in batches:
         for name in ("tokens", "positions", "mask", "cu_seqlens"):
             if name in batch:
                 batch[name] = _array(batch[name])
-    parts = [_batch_columns(i, row, batch) for i, (row, batch) in enumerate(zip(described, batches, strict=True))]
+    pairs = zip(described, batches, strict=True)
+    parts = [_batch_columns(i, row, batch) for i, (row, batch) in enumerate(pairs)]
     token, position, valid, place_key, padded, packed = (
         np.concatenate([part[i] for part in parts]) for i in range(6)
     )

@@ -14,6 +14,7 @@ import numpy as np
 
 from tensortap.rooms.align.align import LOGPROBS, at_step
 from tensortap.rooms.align.contexts import BY_TOKEN, TokenRun
+from tensortap.rooms.align.digest import Digest, digest_in, recorded_digests
 from tensortap.rooms.align.result import Alignment, NameDifference, Reason
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _EXPLAINED = 0.1  # the part of the difference that may remain
 _SAMPLE = 2048  # rows of logits that are looked at
 _DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+_WEIGHTS = "weights of an earlier version"
 _LAGS = 8  # versions by which B may be late
 _NEITHER = 0.02  # a temperature this close to 1 is none
 
@@ -32,7 +34,7 @@ _NEITHER = 0.02  # a temperature this close to 1 is none
 def find_reasons(found: Alignment, model: Any) -> Iterator[Reason]:
     """Yield the reasons that explain a difference, those that leave least of it first."""
     assert found.runs is not None
-    reasons = list(_positions(found))
+    reasons = [*_digests(*found.runs), *_positions(found)]
     logprobs = next((each for each in found.names if each.kind == LOGPROBS and each.rows), None)
     if logprobs is not None and logprobs.verdict == "differ":
         reruns: Any = None
@@ -46,6 +48,26 @@ def find_reasons(found: Alignment, model: Any) -> Iterator[Reason]:
             each for each in reasons if each.name not in {other.name for other in explained}
         ]
     yield from reasons
+
+
+def _digests(a: TokenRun, b: TokenRun) -> Iterator[Reason]:
+    """Compare the digests of weights that both programs have recorded."""
+    for name in sorted(set(a.reader.names()) & set(b.reader.names()) - set(a.names)):
+        if any(digest_in(run.reader.load(run.reader.records(name)[0])) is None for run in (a, b)):
+            continue
+        ours, theirs = (recorded_digests(run.reader, name) for run in (a, b))
+        newest = _weights(theirs[-1])
+        if newest == _weights(ours[-1]):
+            continue
+        for earlier in reversed(ours[:-1]):
+            if _weights(earlier) == newest:
+                versions = f"version {earlier.version} of {name!r}; A has {ours[-1].version}"
+                yield Reason(_WEIGHTS, f"by digests B has {versions}", 0.0, 0.0)
+                break
+
+
+def _weights(digest: Digest) -> list[str]:
+    return sorted(row.digest for row in digest.rows.values())
 
 
 def _positions(found: Alignment) -> Iterator[Reason]:
@@ -80,7 +102,9 @@ class Hypotheses:
         self.each, self.a, self.b, self.reruns = each, a, b, reruns
         finite = np.isfinite(each.a.reshape(-1)) & np.isfinite(each.b.reshape(-1))
         self.rows = np.flatnonzero(finite)
-        self.x, self.y = (side.reshape(-1)[self.rows].astype(np.float64) for side in (each.a, each.b))
+        self.x, self.y = (
+            side.reshape(-1)[self.rows].astype(np.float64) for side in (each.a, each.b)
+        )
         self.entry_a, self.entry_b = each.entry_a[self.rows], each.entry_b[self.rows]
         self.before = float(np.abs(self.y - self.x).mean()) if len(self.rows) else 0.0
 
@@ -144,9 +168,7 @@ class Hypotheses:
             wanted = at_step(other, self.entry_b, step)
             place = np.clip(np.searchsorted(keys, wanted), 0, len(keys) - 1)
             predicted = np.where(keys[place] == wanted, value[first[place]], np.nan)
-            yield from self.explains(
-                "weights of an earlier version", f"B agrees with {words}", predicted
-            )
+            yield from self.explains(_WEIGHTS, f"B agrees with {words}", predicted)
 
     def _rounded_results(self) -> Iterator[Reason]:
         """All log-probabilities of B are numbers of a coarse dtype, and those of A are not."""
@@ -265,8 +287,9 @@ class Distributions:
         if not fits.any():
             return
         below = np.where(kept > 0, total[self.rows, np.maximum(kept - 1, 0)], 0.0)
-        low, high = float(np.quantile(below[fits], 0.98)), float(
-            np.quantile(total[self.rows, kept][fits], 0.02)
+        low, high = (
+            float(np.quantile(below[fits], 0.98)),
+            float(np.quantile(total[self.rows, kept][fits], 0.02)),
         )
         if low < high + limit:
             last = np.minimum((total < (low + high) / 2).sum(axis=1), total.shape[1] - 1)
@@ -284,4 +307,3 @@ class Distributions:
 def _rounded(values: Any, dtype: Any) -> Floats:
     rounded: Floats = np.asarray(values, np.float32).astype(dtype).astype(np.float64)
     return rounded
-

@@ -159,7 +159,11 @@ def _checked(name: str, given: Any, shape: tuple[int, ...]) -> Any:
                 f"cu_seqlens must be offsets into tokens of one row, got {dtype} of shape {own} "
                 f"for tokens of shape {shape}"
             )
-    elif not dtype.startswith((*_INTEGER, "bool")) or own not in (shape, shape[1:], (1, *shape[1:])):
+    elif not dtype.startswith((*_INTEGER, "bool")) or own not in (
+        shape,
+        shape[1:],
+        (1, *shape[1:]),
+    ):
         raise ValueError(f"{name} must have the shape {shape} of tokens, got {dtype} {own}")
     return given
 
@@ -192,4 +196,3 @@ def rows_of(shape: tuple[int, ...], tokens: tuple[int, ...], cls: str = "") -> t
     if batch == 1 and shape and shape[0] <= length:
         return 1, shape[0]
     raise CaptureError(f"{cls or 'a value'} of shape {shape} has no row per token of {tokens}")
-

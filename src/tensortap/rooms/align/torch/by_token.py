@@ -22,7 +22,7 @@ from tensortap.capture.pipeline import pipeline
 from tensortap.core import ranks
 from tensortap.core.record import Kind, Record
 from tensortap.rooms.align.contexts import BY_TOKEN, mixed
-from tensortap.rooms.align.tokens import TOKENS, record_tokens
+from tensortap.rooms.align.tokens import record_tokens
 from tensortap.rooms.track.observer import Observer
 from tensortap.rooms.track.observing import tensors_in
 from tensortap.rooms.track.torch.hooks import ModuleHook, hook_module
@@ -193,8 +193,8 @@ def _fits(tensor: torch.Tensor, batch: int, length: int) -> bool:
     return len(shape) - rows <= (2 if tensor.is_floating_point() else 1)
 
 
-@torch.no_grad()
 def _rows(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the rows of a detached tensor."""
     rows = tensor.reshape(count, -1)
     if not rows.is_floating_point():
         return rows
@@ -210,4 +210,3 @@ def _signs(width: int, device: torch.device) -> torch.Tensor:
     bits = mixed(np.arange(width * PROJECTIONS, dtype=np.uint64)) >> np.uint64(63)
     signs = (bits.astype(np.float32) * 2 - 1) / np.sqrt(np.float32(width * PROJECTIONS))
     return torch.from_numpy(signs.reshape(width, PROJECTIONS)).to(device)
-

@@ -153,7 +153,7 @@ class Reruns:
             name = "padding is attended to"
             if rows.packed.any() and not rows.padded.any():
                 name = "packed sequences attend to each other"
-            words = f"a run in which tokens see the {'padding' if 'pad' in name else 'sequences'} before them"
+            words = f"a run in which tokens see the {'padding' if 'padd' in name else 'sequences'}"
             yield name, words, self.predict(ahead=True)
             if "position_ids" in self.inputs and any(len(each.positions) for each in self._chosen):
                 given = self.predict(ahead=True, positions=lambda each: each.positions)
@@ -181,7 +181,7 @@ class Reruns:
 
     def _attention(self) -> Iterator[tuple[str, str, Floats]]:
         factors: dict[str, Callable[[int], float]] = {
-            "1": lambda d: math.sqrt(d), "1 / d": lambda d: 1 / math.sqrt(d),
+            "1": math.sqrt, "1 / d": lambda d: 1 / math.sqrt(d),
             "2 / √d": lambda d: 2.0, "1 / (2 √d)": lambda d: 0.5,
             "√2 / √d": lambda d: math.sqrt(2), "1 / √(2d)": lambda d: math.sqrt(0.5),
         }  # fmt: skip
@@ -189,6 +189,7 @@ class Reruns:
             changed = self.predict(lambda _, factor=factor: _Scaled(factor))  # type: ignore[misc]
             yield "another attention scale", f"a run with an attention scale of {words}", changed
         for lag, words in ((0, "its own key"), (1, "the key before it")):
+
             def late(each: _Sequence, lag: int = lag) -> _Late:
                 return _Late(each.decoded, lag)
 
@@ -214,18 +215,20 @@ class Reruns:
         }
         modules = dict(self.model.named_modules())
         name = "" if self.first is None else self.first.name
-        while name in modules and name:
-            layers[name] = modules[name]
+        while "." in name:  # what it is a part of, too; the largest part is no layer
+            if name in modules and not isinstance(modules[name], torch.nn.ModuleList):
+                layers[name] = modules[name]
             name = name.rpartition(".")[0]
         heads = [name for name in modules if name.endswith("lm_head")]
         layers |= {name: modules[name] for name in heads}
         for name, layer in list(layers.items())[:_LAYERS]:
             for dtype in (torch.bfloat16, torch.float16):
                 words = f"a run with {name} in {str(dtype)[6:]}"
-                yield (
-                    "one layer in another precision", words,
-                    self.predict(lambda _, m=layer, d=dtype: _coarse(m, d)),  # type: ignore[misc]
-                )  # fmt: skip
+                try:
+                    predicted = self.predict(lambda _, m=layer, d=dtype: _coarse(m, d))
+                except (RuntimeError, TypeError):
+                    continue  # the layer cannot compute in this dtype, so no engine did
+                yield "one layer in another precision", words, predicted
 
 
 @contextlib.contextmanager
@@ -242,9 +245,10 @@ def _coarse(module: torch.nn.Module, dtype: torch.dtype) -> Iterator[None]:
         return value
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        before = next(each.dtype for each in (*args, *kwargs.values()) if torch.is_tensor(each))
-        given = {name: cast(value, dtype) for name, value in kwargs.items()}
-        return cast(forward(*cast(args, dtype), **given), before)
+        given = [each for each in (*args, *kwargs.values()) if torch.is_tensor(each)]
+        before = next(each.dtype for each in given if each.is_floating_point())
+        options = {name: cast(value, dtype) for name, value in kwargs.items()}
+        return cast(forward(*cast(args, dtype), **options), before)
 
     try:
         module.to(dtype)
@@ -257,14 +261,17 @@ def _coarse(module: torch.nn.Module, dtype: torch.dtype) -> Iterator[None]:
             named[name].data = each
 
 
-class _Attention(TorchFunctionMode):
+class _Attention(TorchFunctionMode):  # type: ignore[misc]
     """Changes the arguments of every attention."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if function is not _attention:
             return function(*args, **kwargs)
-        bound = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args))
+        names = "query", "key", "value", "attn_mask", "dropout_p", "is_causal"
+        bound = dict(zip(names, args, strict=False))
         return function(**self.changed({**bound, **kwargs}))
 
     def changed(self, given: dict[str, Any]) -> dict[str, Any]:
