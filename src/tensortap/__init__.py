@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tensortap.api.session import get, get_all, help, serve, status, summary
     from tensortap.page.view import view
     from tensortap.rooms import figures as viz
+    from tensortap.rooms.align.align import align
     from tensortap.rooms.align.digest import digest
     from tensortap.rooms.align.perturb import perturbed
     from tensortap.rooms.bisect.bisect import bisect
@@ -47,6 +48,7 @@ _LATER = {
     "HDF5": "tensortap.rooms.trace.hdf5:HDF5",
     "Recorder": "tensortap.rooms.films.recorder:Recorder",
     "alerts": "tensortap.alerts",
+    "align": "tensortap.rooms.align.align:align",
     "bisect": "tensortap.rooms.bisect.bisect:bisect",
     "blackbox": "tensortap.rooms.blackbox.blackbox:blackbox",
     "compare": "tensortap.rooms.compare.api:compare",
@@ -79,6 +81,7 @@ __all__ = [
     "TensortapError",
     "__version__",
     "alerts",
+    "align",
     "bisect",
     "blackbox",
     "catch",
