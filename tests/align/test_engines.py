@@ -88,7 +88,7 @@ def test_ctranslate2(tmp_path):
     assert found.logprobs.rows == 80
 
 
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing`:FutureWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # those of trl about transformers
 def test_grpo(tmp_path):
     """The log-probabilities that GRPO trains on, beside those of what it has generated."""
 
