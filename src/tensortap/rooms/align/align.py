@@ -77,7 +77,10 @@ def align(
         tolerances = _noise_of(left, read_tokens(noise), found, epsilon)
     judged = [_judged(each, tolerances[each.name]) for each in found]
     keys = keys_of(left, right)
-    matched = np.unique(np.concatenate([keys[0][each.entry_a] for each in found] or [keys[0][:0]]))
+    seen = np.zeros(len(keys[0]), np.bool_)
+    for each in found:
+        seen[each.entry_a] = True
+    matched = np.unique(keys[0][seen])
     logprobs = next((each for each in judged if each.kind == LOGPROBS), None)
     result = Alignment(
         left.path, right.path, len(np.unique(keys[0])), len(np.unique(keys[1])), len(matched),
