@@ -156,14 +156,17 @@ def test_a_session_without_programs(session):
 
 def test_another_process_steers_through_the_same_session(session, tmp_path):
     program = tmp_path / "train.py"
-    program.write_text(LOOP)
+    program.write_text(LOOP.replace("x", "x\\x1b[2J"))
     env = {**os.environ, "TENSORTAP_SERVER": str(session.address), "TENSORTAP_CONTROL": "0"}
     job = subprocess.Popen([sys.executable, program], env=env)
     try:
-        wait_for(lambda: any(p.step > 2 for p in session.probes("^x$")))
+        wait_for(lambda: any(p.step > 2 and p.probes for p in session.probes("^x")))
         with tap.open(str(session.address)) as remote:
             change = remote.probe("x", off=True)
         assert not change.complete
+        code, out, _ = type_in("probes", "--session", session.address)
+        assert not code
+        assert "x\N{REPLACEMENT CHARACTER}[2J" in out  # names are not trusted
         assert "TENSORTAP_CONTROL=0" in next(iter(change.ranks.values()))
     finally:
         job.kill()

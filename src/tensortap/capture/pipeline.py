@@ -24,7 +24,7 @@ from tensortap.capture.selection import CallCounter, CallCounters, Clock
 from tensortap.capture.ticket import SKIPPED, Ticket
 from tensortap.core import ranks
 from tensortap.core.buffers import OutOfMemory, Pool
-from tensortap.core.busy import Busy, is_busy
+from tensortap.core.busy import Busy, is_busy, is_of_handler
 from tensortap.core.history import OVERHEAD
 from tensortap.core.probes import CHANGE, ProbeRequest, probes
 from tensortap.core.record import Kind, Record, Shard, TensorData, Value
@@ -321,6 +321,8 @@ class Pipeline:
         if self.strict:
             raise error
         self.ledger.drop_values(ERROR, calls=calls)
+        if is_of_handler(error):
+            raise error
         key = (str(name), type(error).__name__)
         if key not in self._errors:
             self._errors.add(key)
