@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import runpy
@@ -421,58 +420,6 @@ def test_a_program_ends_as_without_tensortap(tmp_path, program, end, starter, mo
     assert ended.returncode == code, err
     assert "mine" in out or end != "hook"
     assert err.count("found nothing") == (end in ("exit", "stdout", "moved", "hook", "fork"))
-
-
-SHOWS = """
-    import os, subprocess, sys, time
-
-    print("begins")
-    os.write(1, "straight ".encode())
-    for i in range(8):
-        sys.stderr.write(f"\\r {{i}}0 %|███")  # as tqdm does
-        sys.stderr.flush()
-        optimizer.zero_grad()
-        criterion(model(torch.randn(3, 4)), torch.randn(3, 2)).backward()
-        optimizer.step()
-        subprocess.run(["printf", f" child {{i}}"])
-        time.sleep(0.1)
-    print("\\nends")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
-def test_progress_never_mixes_with_what_the_program_prints(tmp_path, program, term):
-    path = program(TRAIN + SHOWS, bug="")
-
-    def shown(*words):
-        screen, terminal = os.openpty()
-        started = subprocess.Popen(
-            [sys.executable, *words, str(path)], cwd=tmp_path, stdout=terminal, stderr=terminal,
-            env={**os.environ, "TERM": term},
-        )  # fmt: skip
-        os.close(terminal)
-        said = b""
-        with open(screen, "rb", buffering=0) as screen, contextlib.suppress(OSError):  # its end
-            while text := screen.read(65536):
-                said += text
-        assert started.wait(60) == 0, said
-        return said.decode()
-
-    said, alone = shown("-m", "tensortap", "run"), shown()
-    titles = re.findall(r"\x1b\]2;(.*?)\x07", said)
-    if term == "dumb":
-        assert "\x1b" not in said
-    else:
-        assert re.fullmatch(r"step \d+ · loss \S+ · \S+ steps/s", titles[0]), said
-        assert len(titles) > 2
-        # the title before it is put back
-        assert (said.count("\x1b[22;2t"), said.count("\x1b[23;2t"), titles[-1]) == (1, 1, "")
-    said = re.sub(r"\x1b(\]2;.*?\x07|\[2[23];2t)", "", said)
-    first, rest = said.split("tensortap: tracks Sequential", 1)
-    own = first + rest.partition("\n")[2]
-    assert own.startswith(alone), said
-    assert own[len(alone) :].startswith("tensortap: ")
 
 
 @pytest.mark.slow

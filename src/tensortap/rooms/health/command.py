@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from tensortap.core.errors import TensortapError
 
 if TYPE_CHECKING:
     from tensortap.rooms.health.report import RuleHealth
-    from tensortap.rooms.health.torch.finding import TrainedModel, TrainedModels
+    from tensortap.rooms.health.torch.finding import TrainedModels
 
 _FIELDS = "rule, state, looks_for, remedy, alerts, name, kind, step, rank, message"
 
@@ -33,6 +32,7 @@ def run(
     analyses: bool = typer.Option(False, help="Compute norms, updates and more in these steps."),
     show_all: bool = typer.Option(False, "--all", help="Name all rules at the end."),
     view: bool = typer.Option(False, "--view", help="Open the page while the program trains."),
+    line: bool = typer.Option(True, "--progress/--no-progress", help="Show a line of progress."),
     as_json: bool = json_option(
         f"run, exit_code, not_seen, rules ({_FIELDS}); the program prints to stderr"
     ),
@@ -44,13 +44,14 @@ def run(
     """
     from tensortap.core.ranks import rank_and_world_size
     from tensortap.rooms.health.program import run_program
+    from tensortap.rooms.health.progress import Progress
     from tensortap.runs.init import init
 
     if not module and not Path(program[0]).is_file():
         raise TensortapError(f"no file {program[0]}; -m runs a module")
     if every < 1:
         raise TensortapError(f"--every must be at least 1, got {every}")
-    progress = _Progress()
+    progress = Progress(line)
     options: dict[str, Any] = {"alerts": True, "every": every, "shows": progress}
     options |= {"analyses": True} if analyses else {}
     process, path = os.getpid(), init(folder.absolute())
@@ -58,10 +59,13 @@ def run(
     if view and rank_and_world_size()[0] == 0:
         words = "-m", "tensortap", "view", str(path)
         page = subprocess.Popen([sys.executable, *words], stdout=2)  # stdout is the program's
-    with _kept_stdout() if as_json else contextlib.nullcontext():
-        code, found = run_program(program, path, module=module, options=options)
-    if os.getpid() == process:  # not in a fork that ends as a program does
-        progress.end()
+    try:
+        with _kept_stdout() if as_json else contextlib.nullcontext():
+            code, found = run_program(program, path, module=module, options=options)
+    finally:
+        if os.getpid() == process:  # not in a fork that ends as a program does
+            progress.end()
+    if os.getpid() == process:
         if page is not None:
             page.terminate()
         try:
@@ -77,50 +81,6 @@ def run(
         except Exception:  # the program has closed it: Python would exit with 120
             sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     raise typer.Exit(code)
-
-
-class _Progress:
-    """Says which model is tracked, and shows step and loss in the title of the terminal.
-
-    A title never mixes with what the program prints; a line would: programs, and the processes that
-    they start, write to the terminal without asking anybody.
-    """
-
-    def __init__(self) -> None:
-        self._next = 0.0
-        self._said = False
-
-    def __call__(self, model: TrainedModel) -> None:
-        tracker = model.tracker
-        if tracker is None:
-            return
-        if not self._said:
-            self._said = True
-            every = tracker._observer.options.every
-            steps = "every step" if every == 1 else f"each {every}th step"
-            place = "" if tracker.path is None else f" into {tracker.path}"
-            rules = len(tracker._observer.rules)
-            message(f"tracks {model.title} in {steps} with {rules} rules{place}")
-        elif time.monotonic() >= self._next:
-            alerts = len(tracker.alerts)
-            shown = f"step {model.steps} · loss {model.loss:.4g} · {model.speed:.3g} steps/s"
-            shown += f" · {alerts} alerts" if alerts else ""
-            saved = "" if self._next else "\x1b[22;2t"  # the title before it, for the end
-            self._next = time.monotonic() + 0.25
-            _to_terminal(f"{saved}\x1b]2;{shown}\x07")
-
-    def end(self) -> None:
-        """Put the title back."""
-        if self._next:
-            _to_terminal("\x1b]2;\x07\x1b[23;2t")  # empty where a terminal saves none
-
-
-def _to_terminal(sequence: str) -> None:
-    """Write a control sequence, if stderr is a terminal that understands it."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed by the program
-        if sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "linux"):
-            sys.stderr.write(sequence)
-            sys.stderr.flush()
 
 
 @contextlib.contextmanager

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tensortap")
 
+_NOT_OF_THE_PROGRAM = __file__, runpy.run_path.__code__.co_filename  # lines of a traceback
+
 
 def run_program(
     words: Sequence[str], path: Path, *, module: bool, options: dict[str, Any]
@@ -142,6 +144,8 @@ def watched(call: Callable[[], Any], path: Path, options: dict[str, Any]) -> Any
         return call()
     finally:
         watching.end()
+        if "shows" in options:
+            options["shows"].end()
         for problem in watching.found.problems if watching.found is not None else ():
             log.warning("tensortap: tracking failed: %s", problem)
 
@@ -187,8 +191,11 @@ def execute(words: Sequence[str], module: bool) -> int:
     except BaseException as error:
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
         # as Python does: the run is marked as crashed
-        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-        sys.excepthook(type(error), error, error.__traceback__)
+        lines = error.__traceback__
+        while lines is not None and lines.tb_frame.f_code.co_filename in _NOT_OF_THE_PROGRAM:
+            lines = lines.tb_next
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, lines
+        sys.excepthook(type(error), error.with_traceback(lines), lines)
     for thread in threading.enumerate():  # they may train
         if not thread.daemon and thread is not threading.current_thread():
             thread.join()

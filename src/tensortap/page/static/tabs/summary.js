@@ -10,7 +10,7 @@ import { set } from "/static/state.js";
 const STATES = { live: "training", closed: "session closed" };
 const verdict = h("section", { class: "card conclusion" });
 const figures = h("dl", { class: "figures" });
-const plot = h("div", { class: "small-map", onclick: () => set({ tab: "overview" }, true) });
+const plot = h("div", { onclick: () => set({ tab: "overview" }, true) });
 const heatmap = h("section", { class: "card figure small" }, plot);
 const unseen = card();
 

@@ -1,4 +1,5 @@
 // Overview: layers by steps. A click opens the exponents of a layer at a step.
+import { drawCells } from "/static/cells.js";
 import { dim, grow, labelled, segments, select, setOptions, tools } from "/static/dom.js";
 import { listen } from "/static/figure.js";
 import { STATISTICS, model, statisticText } from "/static/model.js";
@@ -14,6 +15,7 @@ export const tab = figureTab({
   id: "overview",
   title: "Heatmap",
   within: "Layers",
+  light: true,
   about: "Every layer over all steps: a heatmap of one statistic, or lines",
   tools: () => [tools(labelled("Statistic", metric), colors, spanButton(), grow(),
     dim("Click a cell to open its exponents"))],
@@ -32,6 +34,7 @@ export const tab = figureTab({
     const margin = { l: 40, r: 8, t: figure.data.length > 1 ? 34 : 12, b: 42 };
     return {
       height: layers ? Math.max(Math.min(height - 94, 70 + layers * 64), 260) : 260,
+      preview: !state.span && !state.colors && drawCells,
       keep: `${model.run.id} ${now.kind} ${now.key} ${state.span}`,
       layout: { ...spanLayout(figure.layout), margin },
     };

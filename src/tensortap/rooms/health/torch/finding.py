@@ -189,7 +189,7 @@ class TrainedModel:
         self.metrics: dict[str, Any] = {}  # further ones of this step
         self.steps = self.losses = 0
         self.title = ""
-        self.loss = self.speed = math.nan  # the latest loss, and steps per second
+        self.loss = math.nan  # the latest
         self.show: Callable[[TrainedModel], None] | None = None
         self._time = time.perf_counter()
         self.last = 0  # steps of the program until its last one
@@ -217,9 +217,8 @@ class TrainedModel:
             _numbered("lr", number): rate for number, rate in enumerate(rates[:_MOST_RATES])
         }
         now = time.perf_counter()
-        self.speed = 1.0 / max(now - self._time, 1e-9)
+        metrics["steps_per_second"] = 1.0 / max(now - self._time, 1e-9)
         self._time = now
-        metrics["steps_per_second"] = self.speed
         self.loss = self._losses.get(0, self.loss)
         self.steps += 1
         self.losses += len(self._losses)
