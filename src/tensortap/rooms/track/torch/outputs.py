@@ -75,6 +75,7 @@ class OutputHooks:
         self._gradients = OutputGradients(
             observer, self.origins, self.descriptions, self._collectives, self._context
         )
+        self.calls_in_graphs = 0  # of operators in compiled graphs, wanted or not
         self._skipped_eval = False  # whether a pass of this step was skipped, with gradients
         self._root_name = title
         root = unwrapped(root)
