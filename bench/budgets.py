@@ -135,10 +135,8 @@ def compiled() -> tuple[Any, Any, Step]:
     training = Training(4, 128, 4, 64)
     optimizer = torch.optim.AdamW(training.model.parameters(), lr=3e-4)
     model, data = torch.compile(training.model), training.data
-    loss_of = (
-        lambda: torch.nn.functional.cross_entropy(
-            model(data[:, :-1]).flatten(0, 1), data[:, 1:].flatten()
-        )
+    loss_of = lambda: torch.nn.functional.cross_entropy(
+        model(data[:, :-1]).flatten(0, 1), data[:, 1:].flatten()
     )
     return _torch_step(model, optimizer, loss_of)
 
@@ -293,7 +291,7 @@ def measured(name: str, options: dict[str, Any], seconds: float = _SECONDS) -> d
             for pipe in pipes:
                 pipe.send(0)
             if twin:
-                coverage[twin] = [pipe.recv() for pipe in pipes][0]
+                coverage[twin], *_ = [pipe.recv() for pipe in pipes]
         return {"turns": found, "coverage": coverage, "steps": steps}
 
 

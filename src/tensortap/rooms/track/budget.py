@@ -23,6 +23,7 @@ _HOOK = 6_000  # of torch calling a hook, which nobody measures
 _SPENT = 0.8  # of a budget: what looking does to caches and allocators, nobody measures
 _LIFTED = 3  # steps in which everything of a module is looked at after an alert about it
 _FEW = 20  # steps after which the pace and the cost of the norm are known
+_WRITING = 10  # steps in which the records of free looks are written
 _FIRST = 2  # looks at everything that are not paid for: the first ones compile
 _OUTPUTS = (Kind.ACTIVATION, Kind.GRADIENT)
 
@@ -66,7 +67,7 @@ class Budget:
         self._begun, self._arranging = 0, 1  # steps so far, and until names are looked up again
         self._saved = 0.0  # nanoseconds that steps have earned and not paid
         self._step_ns = 0.0  # what a step takes without tensortap
-        self._ended = self._threads = 0
+        self._ended = self._threads = self._written = 0
         self._before = 0  # cost of all looks so far
         self._lifted: dict[str, int] = {}  # modules with an alert, and the last step
         self._check_saved, self._check_ns = 0.0, 0.0
@@ -158,7 +159,10 @@ class Budget:
         outputs = sum(kind in _OUTPUTS for kind, _ in self.chosen)
         # what each step costs anyway must not keep all others from their turn
         fixed = min(spent, self._earned / 2) if self._step_ns else spent
-        own: float = looks + fixed + threads - self._threads + outputs * _HOOK
+        self._written = _WRITING if self._lifted else max(0, self._written - 1)
+        # what free looks have left to write is free, too
+        written = 0 if self._written else threads - self._threads
+        own: float = looks + fixed + written + outputs * _HOOK
         self._threads = threads
         elapsed, self._ended = now - self._ended, now
         if elapsed == now:
