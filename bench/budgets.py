@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import multiprocessing
 import os
 import shutil
 import socket
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from bench.harness import Row
-from bench.processes import process
 from bench.runs import _folder, _no_server
 
 SHARES = {"1%": 1.015, "5%": 1.06}
-_SECONDS = 20.0  # of measuring, per twin
+_SECONDS = 16.0  # of measuring, per twin
 _TURN = 0.15  # seconds of a turn, about
 _WARM = 12  # steps before the first turn
 
@@ -135,9 +135,11 @@ def compiled() -> tuple[Any, Any, Step]:
     training = Training(4, 128, 4, 64)
     optimizer = torch.optim.AdamW(training.model.parameters(), lr=3e-4)
     model, data = torch.compile(training.model), training.data
-    loss_of = lambda: torch.nn.functional.cross_entropy(
-        model(data[:, :-1]).flatten(0, 1), data[:, 1:].flatten()
-    )
+
+    def loss_of() -> Any:
+        logits = model(data[:, :-1]).flatten(0, 1)
+        return torch.nn.functional.cross_entropy(logits, data[:, 1:].flatten())
+
     return _torch_step(model, optimizer, loss_of)
 
 
@@ -146,7 +148,7 @@ def jax() -> tuple[Any, Any, Step]:
 
     from bench.track_jax import _training
 
-    update, params, state, tokens = _training()
+    update, params, state, tokens = _training(4, 64, 128, 2048, 3)
     states = [params, state]
 
     def step(tracker: Any) -> None:
@@ -196,7 +198,9 @@ WORKLOADS = (
 )  # fmt: skip
 
 
-def train(pipe: Any, name: str, options: dict[str, Any] | None, rank: int, port: int) -> None:
+def train(
+    pipe: Any, name: str, options: dict[str, Any] | None, folder: str, rank: int, port: int
+) -> None:
     """Make as many steps as the parent says, and send what they took; at the end, the coverage."""
     import torch
 
@@ -211,29 +215,25 @@ def train(pipe: Any, name: str, options: dict[str, Any] | None, rank: int, port:
     _no_server()
     torch.manual_seed(0)
     model, optimizer, step = globals()[name]()
-    folder = _folder()
-    try:
-        with contextlib.ExitStack() as stack:
-            tracker = None
-            if options is not None:
-                path = tap.init(folder)
-                tracker = stack.enter_context(tap.track(model, optimizer, **options))
-            before = time.process_time()
-            while steps := pipe.recv():
-                start = time.perf_counter()
-                for _ in range(steps):
-                    step(tracker)
-                pipe.send((time.perf_counter() - start, steps))
-                assert pipe.recv() == "cost"  # after what its threads still had to do
-                now = time.process_time()
-                pipe.send(now - before)
-                before = now
-            offered = 0 if tracker is None else len(set(tracker._names()))
-        if tracker is not None:
-            tap.finish()
-            pipe.send((*_coverage(tap.open(path).stats()), offered))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.ExitStack() as stack:
+        tracker = None
+        if options is not None:
+            path = tap.init(folder)
+            tracker = stack.enter_context(tap.track(model, optimizer, **options))
+        before = time.process_time()
+        while steps := pipe.recv():
+            start = time.perf_counter()
+            for _ in range(steps):
+                step(tracker)
+            pipe.send((time.perf_counter() - start, steps))
+            assert pipe.recv() == "cost"  # after what its threads still had to do
+            now = time.process_time()
+            pipe.send(now - before)
+            before = now
+        offered = 0 if tracker is None else len(set(tracker._names()))
+    if tracker is not None:
+        tap.finish()
+        pipe.send((*_coverage(tap.open(path).stats()), offered))
 
 
 def _coverage(frame: Any) -> tuple[int, int, float]:
@@ -262,8 +262,10 @@ def measured(name: str, options: dict[str, Any], seconds: float = _SECONDS) -> d
         twins: dict[str, list[Any]] = {}
         for twin, own in {"": None, **options}.items():
             port = _free_port() if name == "ddp" else 0
+            folder = _folder()
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
             twins[twin] = [
-                stack.enter_context(process(train, name, own, rank, port))
+                stack.enter_context(_process(train, name, own, folder, rank, port))
                 for rank in range(2 if port else 1)
             ]
 
@@ -293,6 +295,22 @@ def measured(name: str, options: dict[str, Any], seconds: float = _SECONDS) -> d
             if twin:
                 coverage[twin], *_ = [pipe.recv() for pipe in pipes]
         return {"turns": found, "coverage": coverage, "steps": steps}
+
+
+@contextlib.contextmanager
+def _process(target: Any, *args: Any) -> Iterator[Any]:
+    """Run `target(pipe, *args)` in a process that may have children, as data loaders do."""
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    child = spawn.Process(target=target, args=(there, *args))
+    child.start()
+    there.close()
+    try:
+        yield here
+        child.join(60)
+    finally:
+        child.kill()
+        child.join()
 
 
 def _free_port() -> int:
@@ -344,6 +362,24 @@ def idle() -> list[Row]:
         row.name = row.name.replace("budget idle", "every=0")
         rows.append(row)
     return rows
+
+
+def table(rows: list[Row]) -> list[str]:
+    """Return the lines of the table of budgets; none if they were not measured."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        title, is_budget, share = row.name.removesuffix(" ÷ untracked").partition(", budget ")
+        if is_budget:
+            found.setdefault(title, {})[share] = row
+    titles = "| training | step | budget 1% | coverage | budget 5% | coverage |"
+    lines = [titles, "| --- " * 6 + "|"]
+    for title, by_share in found.items():
+        cells = [title, next(iter(by_share.values())).note.split("step ")[1].split(",")[0]]
+        for share in SHARES:
+            row = by_share[share]
+            cells += [f"{row.ratio - 1:+.2%}", row.note.partition(" ms, ")[2]]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines if found else []
 
 
 ROWS = (budget, idle)
