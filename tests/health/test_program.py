@@ -49,7 +49,7 @@ def program(tmp_path):
 
 def run(tmp_path, *words):
     """Return exit code, both outputs, and the run."""
-    code, out, err = type_in("run", "--to", tmp_path / "runs", *words)
+    code, out, err = type_in("run", "--every", 1, "--to", tmp_path / "runs", *words)
     return code, out, err, tap.open(max((tmp_path / "runs").iterdir()))
 
 

@@ -14,7 +14,7 @@ import pytest
 import tensortap as tap
 from tensortap.core.errors import NotFound, PatternError
 from tensortap.core.record import Kind
-from tests.commands import type_in
+from tests.commands import COMMANDS, type_in
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.slow
@@ -117,6 +117,12 @@ def test_32_ranks_of_which_one_is_stopped_and_one_killed(session, tmp_path):
             rank.wait()
 
 
+def documented(command):
+    (option,) = (each for each in COMMANDS[command].params if "--json" in each.opts)
+    words = option.help.removeprefix("Print JSON: ").removeprefix("a list of ").rstrip(".")
+    return words.partition(";")[0].split(", ")
+
+
 def test_commands(session, tmp_path):
     program = tmp_path / "train.py"
     program.write_text(LOOP)
@@ -130,9 +136,11 @@ def test_commands(session, tmp_path):
         assert "x Value: on" in out
         (found,) = json.loads(type_in("probes", "x", "--json", *where)[1])
         assert found["probes"][0][:3] == ["x", "Value", 1]
+        assert set(found) == set(documented("probes"))
         code, out, _ = type_in("probe", "x", "--off", "--json", *where)
         assert code == 0
         assert json.loads(out)["complete"]
+        assert set(json.loads(out)) == set(documented("probe"))
         code, out, _ = type_in("probe", "--stop", *where)
         assert code == 1
         assert "TENSORTAP_CONTROL=stop" in out

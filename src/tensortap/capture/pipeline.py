@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import itertools
 import logging
 import os
@@ -368,7 +369,8 @@ class Pipeline:
         steps = self.clock.steps
         if not steps and self.clock.step is None:
             steps = max(calls, default=0)
-        return self.ledger.receipt(sum(calls), steps, self.clock.stepping, self.pool.taken)
+        receipt = self.ledger.receipt(sum(calls), steps, self.clock.stepping, self.pool.taken)
+        return dataclasses.replace(receipt, probes=probes.looked_at())
 
 
 pipeline = Pipeline()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import os
 import time
 from pathlib import Path
@@ -183,7 +182,7 @@ def receipt(request: PageRequest) -> dict[str, Any]:
         "rejected": overview.rejected,
         "seconds": max(0.0, time.time() - overview.started),
         "clients": msgspec.to_builtins(overview.clients),
-        "cost": None if entry.server is None else dataclasses.asdict(pipeline.receipt()),
+        "cost": None if entry.server is None else msgspec.to_builtins(pipeline.receipt()),
     }
 
 
@@ -212,12 +211,12 @@ def _cost_of_run(reader: RunReader) -> dict[str, Any] | None:
 
     run = opened()
     if run is not None and run.path.resolve() == reader.path.resolve():
-        return dataclasses.asdict(pipeline.receipt())
+        return dict(msgspec.to_builtins(pipeline.receipt()))
     receipts = reader.receipts()
     if not receipts:
         return None
     rank = max(receipts, key=lambda each: receipts[each].seconds)
-    return {**dataclasses.asdict(receipts[rank]), "rank": rank if len(receipts) > 1 else None}
+    return {**msgspec.to_builtins(receipts[rank]), "rank": rank if len(receipts) > 1 else None}
 
 
 def _folder_size(folder: Path) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import logging
@@ -12,6 +11,8 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tensortap.capture.ledger import Receipt
 from tensortap.capture.pipeline import at_exit, pipeline
@@ -82,7 +83,7 @@ class OpenRun:
             pipeline.restart()
 
     def _write_receipt(self, receipt: Receipt) -> None:
-        cost = dataclasses.asdict(receipt.since(self._before))
+        cost = msgspec.to_builtins(receipt.since(self._before))
         try:
             write_json(receipt_file(self.path, self.rank), cost)
         except OSError as error:  # a full disk, or a folder that was removed

@@ -14,6 +14,7 @@ import typer
 
 from tensortap.cli.terminal import json_option, message, print_json
 from tensortap.core.errors import TensortapError
+from tensortap.rooms.track.budget import parse_budget
 
 if TYPE_CHECKING:
     from tensortap.rooms.health.report import RuleHealth
@@ -28,7 +29,11 @@ def run(
     ),
     module: bool = typer.Option(False, "-m", help="Run a module, as python -m does."),
     folder: Path = typer.Option(Path("runs"), "--to", help="Folder for the run."),
-    every: int = typer.Option(1, help="Track each n-th step."),
+    every: int | None = typer.Option(None, help="Track everything in each n-th step; no budget."),
+    budget: str = typer.Option("", help="Share of the time that tracking may take; default: 5%."),
+    idle: bool = typer.Option(
+        False, "--idle", help="Be ready for tensortap probe, record nothing."
+    ),
     analyses: bool = typer.Option(False, help="Compute norms, updates and more in these steps."),
     show_all: bool = typer.Option(False, "--all", help="Name all rules at the end."),
     view: bool = typer.Option(False, "--view", help="Open the page while the program trains."),
@@ -49,10 +54,15 @@ def run(
 
     if not module and not Path(program[0]).is_file():
         raise TensortapError(f"no file {program[0]}; -m runs a module")
-    if every < 1:
+    if every is not None and every < 1:
         raise TensortapError(f"--every must be at least 1, got {every}")
+    if (every is not None) + bool(budget) + idle > 1:
+        raise TensortapError("choose one of --every, --budget and --idle")
+    chosen = budget or os.environ.get("TENSORTAP_BUDGET") or "5%"
+    parse_budget(chosen)  # raises if it is none
     progress = Progress(line)
-    options: dict[str, Any] = {"alerts": True, "every": every, "shows": progress}
+    options: dict[str, Any] = {"alerts": not idle, "shows": progress}
+    options |= {"every": 0 if idle else every or 1, "budget": False if idle or every else chosen}
     options |= {"analyses": True} if analyses else {}
     process, path = os.getpid(), init(folder.absolute())
     page = None
@@ -150,6 +160,8 @@ def could_not_look(found: TrainedModels | None) -> Iterator[str]:
     if found.untracked:
         yield f"{found.untracked} further models were not tracked: too many are trained at a time"
     for model in found.models:
+        if model.waiting:
+            yield f"{model.waiting} names had no turn within the budget; --every 1 looks at all"
         if not model.steps:
             yield "no step of an optimizer was seen, so rules over steps could not look"
         elif not model.losses:

@@ -10,9 +10,11 @@ import time
 from typing import TYPE_CHECKING
 
 from tensortap.cli.terminal import message
+from tensortap.rooms.track.budget import parse_budget
 
 if TYPE_CHECKING:
     from tensortap.rooms.health.torch.finding import TrainedModel
+    from tensortap.rooms.track.options import TrackOptions
 
 _SECONDS = 0.5  # between two updates
 _SAVE, _RESTORE = "\x1b7", "\x1b8"  # the cursor with its colors
@@ -42,13 +44,12 @@ class Progress:
         now = time.monotonic()
         if not self._said:
             self._said = True
-            every = tracker._observer.options.every
-            steps = "every step" if every == 1 else f"each {every}th step"
             place = "" if tracker.path is None else f" into {tracker.path}"
             rules = len(tracker._observer.rules)
             if (size := _size()) is not None:
                 _write(" " * size[0] + "\r")  # to a new row, unless the cursor begins one
-            message(f"tracks {model.title} in {steps} with {rules} rules{place}")
+            how = _described(tracker._observer.options)
+            message(f"tracks {model.title} {how} with {rules} rules{place}")
             self._last = now, model.steps
         elif self._line and now >= self._last[0] + _SECONDS:
             speed = abs(model.steps - self._last[1]) / (now - self._last[0])
@@ -70,6 +71,16 @@ class Progress:
         if self._row:
             _write(f"{_SAVE}{_WHOLE_SCREEN}\x1b[{self._row};1H\x1b[m\x1b[K{_RESTORE}")
             self._row = 0
+
+
+def _described(options: TrackOptions) -> str:
+    every = options.every
+    if options.budget:
+        share = f"{parse_budget(options.budget) or 0:.3%}".rstrip("%0").rstrip(".")
+        return f"in turns, for at most {share}% of the time (--every 1 is everything in each step),"
+    if not every:
+        return "when tensortap probe says so,"
+    return "in every step" if every == 1 else f"in one of {every} steps"
 
 
 def _size() -> tuple[int, int] | None:

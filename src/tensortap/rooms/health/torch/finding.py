@@ -188,6 +188,7 @@ class TrainedModel:
         self._losses: dict[int, float] = {}  # those of this step, by number
         self.metrics: dict[str, Any] = {}  # further ones of this step
         self.steps = self.losses = 0
+        self.waiting = 0  # names that had no turn within the budget
         self.title = ""
         self.loss = math.nan  # the latest
         self.show: Callable[[TrainedModel], None] | None = None
@@ -233,6 +234,8 @@ class TrainedModel:
         if self._made:
             self._finish_step()
         tracker, self.tracker = self.tracker, None
+        budget = None if tracker is None else tracker._observer.plan.budget
+        self.waiting = 0 if budget is None else budget.waiting
         self.keys, self.optimizers = set(), []
         if tracker is not None:
             tracker.__exit__(None, None, None)

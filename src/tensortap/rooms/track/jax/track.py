@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -58,6 +59,14 @@ class JaxTracking:
             )
             if kind in observer.kinds and given
         ]
+
+    @property
+    def names(self) -> Iterator[tuple[Kind, str]]:
+        """Yield the parameters; modules are known once they were seen."""
+        for path, _ in arrays_of(self._like):
+            yield from (
+                (kind, parameter_name(path)) for kind in (Kind.WEIGHT, Kind.WEIGHT_GRADIENT)
+            )
 
     def attach(self) -> None:
         """Observe the initial weights; functions are observed only when `intercept` calls them."""
