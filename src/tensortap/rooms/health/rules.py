@@ -298,14 +298,25 @@ def applied_twice(facts: StepFacts, state: State) -> Found:
 
 @rule_of_steps(needs="graph")
 def not_log_probabilities(facts: StepFacts, state: State, patience: int = 2) -> Found:
-    """Report a loss over log-probabilities (`nll_loss`) that gets something else."""
+    """Report a loss over log-probabilities (`nll_loss`, `kl_div`) that gets something else."""
     for each in facts.losses:
-        if each.labels is not None and in_a_row(state, each.raw) >= patience:
+        if in_a_row(state, bool(each.raw)) >= patience:
             message = (
-                "nll_loss gets values that are no log-probabilities, so it falls below 0 without "
-                "end; use cross_entropy, or log_softmax before it"
+                f"{each.raw} gets values that are no log-probabilities, so it falls below 0; give "
+                "it the outputs of log_softmax"
             )
             yield "loss", message
+
+
+@rule_of_steps(HINT, "graph")
+def cut_logits(facts: StepFacts, state: State, patience: int = 3) -> Found:
+    """Give a hint if the logits of a loss end in a ReLU."""
+    if in_a_row(state, any(each.is_cut for each in facts.losses)) >= patience:
+        message = (
+            "the logits end in a ReLU: none is below 0, so no class can be made unlikely; remove "
+            "this last ReLU"
+        )
+        yield "loss", message
 
 
 @rule_of_steps(needs="graph")
@@ -396,7 +407,8 @@ def not_learning(facts: StepFacts, state: State, share: float = 0.95, patience: 
         if chance and each.value is not None and math.isfinite(each.value):
             state.setdefault("shares", []).append((steps, each.value / chance, each.value, chance))
     late = [each for each in state.get("shares", ()) if each[0] > patience // 2]
-    if steps < patience or len(late) < 4:
+    classes = sum(n > 0 for n in state.get("counts", ()))
+    if steps < patience * max(1.0, classes / 10) or len(late) < 4:  # many of them take longer
         return
     recent, first = late[-8:], state["shares"][:3]
     mean = sum(each[1] for each in recent) / len(recent)
@@ -529,6 +541,10 @@ def _rule_of_notes(name: str, looks_for: str, severity: str = ALERT) -> Callable
     return rule_of_steps(severity, "run")(check)
 
 
+clipping = _rule_of_notes("clipping", "Report gradients that are clipped before `backward()`.")
+new_optimizer = _rule_of_notes(
+    "new_optimizer", "Give a hint if an optimizer is created anew for each step.", HINT
+)
 loss_scaling = _rule_of_notes(
     "loss_scaling", "Report gradients that are clipped or used before they are unscaled."
 )
@@ -582,7 +598,7 @@ RULES = (
     initialization(), input_drift(), not_normalized(),
     not_registered(), random_in_evaluation(), repeated_layer(), training_in_eval(),
     accumulation(), applied_twice(), labels_ignored(), loss_broadcasts(), not_learning(),
-    not_log_probabilities(), odd_labels(), target_gradient(), batch_norm(),
+    not_log_probabilities(), cut_logits(), odd_labels(), target_gradient(), batch_norm(),
     rows_mixed(), sees_the_future(), one_index(), padding(), same_batch(), loss_scaling(),
-    nothing_loaded(), stale_copy(), hardly_changes(),
+    nothing_loaded(), stale_copy(), clipping(), new_optimizer(), hardly_changes(),
 )  # fmt: skip
