@@ -1,6 +1,6 @@
 """Run `tensortap run` on the collection and print the table of what it found and missed.
 
-    python -m tests.health.collection [--half tuned|held] [--set-up NAME] [--to FOLDER] [PATTERN]
+    python -m tests.health.collection [--half tuned|held|later] [--set-up NAME] [--to FOLDER] [PATTERN]
 
 Programs that import tensortap track themselves: they run as they are, and `tensortap check` gives
 the verdict. The table is saved as collection.md and collection.json in FOLDER. Programs of one
@@ -137,7 +137,7 @@ def main() -> None:
     """Run the chosen programs, two at a time."""
     parser = argparse.ArgumentParser(prog="python -m tests.health.collection")
     parser.add_argument("pattern", nargs="?", default="", help="part of a file's path")
-    parser.add_argument("--half", choices=("tuned", "held"))
+    parser.add_argument("--half", choices=("tuned", "held", "later"))
     parser.add_argument("--set-up", choices=SET_UPS)
     parser.add_argument("--to", type=Path, default=Path())
     parser.add_argument("--no-plain", action="store_true", help="skip the comparison of stdout")
