@@ -1,6 +1,6 @@
 """Run `tensortap run` on the collection and print the table of what it found and missed.
 
-    python -m tests.health.collection [--half tuned|held|later] [--set-up NAME] [--to FOLDER] [PATTERN]
+    python -m tests.health.collection [--half NAME] [--set-up NAME] [--to FOLDER] [PATTERN]
 
 Programs that import tensortap track themselves: they run as they are, and `tensortap check` gives
 the verdict. The table is saved as collection.md and collection.json in FOLDER. Programs of one

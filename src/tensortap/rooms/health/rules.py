@@ -23,6 +23,29 @@ from tensortap.rooms.health.steps import (
     rule_of_steps,
 )
 
+
+def _rule_of_fact(
+    title: str,
+    looks_for: str,
+    fact: Callable[[StepFacts], bool | None],
+    message: str,
+    needs: str = "steps",
+    severity: str = ALERT,
+    *,
+    name: str = MODEL,
+    patience: int = 3,
+) -> Callable[..., Rule]:
+    """Make a rule of something that holds in `patience` steps in a row, where it is known."""
+
+    def check(facts: StepFacts, state: State, patience: int = patience) -> Found:
+        holds = fact(facts) if needs != "graph" or facts.losses else None
+        if holds is not None and in_a_row(state, holds) >= patience:
+            yield name, message
+
+    check.__name__, check.__doc__ = title, looks_for
+    return rule_of_steps(severity, needs)(check)
+
+
 # -- parameters and optimizers ---------------------------------------------------------------
 
 
@@ -54,7 +77,7 @@ def no_gradient(facts: StepFacts, state: State, patience: int = 20) -> Found:
     idle = not any(each.gradient or each.changed for each in facts.parameters)
     if in_a_row(state, idle) >= patience:
         message = (
-            f"no parameter has had a gradient in {patience} steps: is the loss computed from "
+            f"no gradient has reached a parameter in {patience} steps: is the loss computed from "
             "the model's output? item(), detach(), numpy() and torch.tensor(loss) cut it off"
         )
         yield MODEL, message
@@ -73,26 +96,22 @@ def no_gradient(facts: StepFacts, state: State, patience: int = 20) -> Found:
         yield each.name, f"it has had no gradient in {patience} steps; {why}"
 
 
-@rule_of_steps()
-def gradient_discarded(facts: StepFacts, state: State) -> Found:
-    """Report gradients that are zeroed between the backward pass and the optimizer's step."""
-    if facts.discarded:
-        message = (
-            "gradients are zeroed after the backward pass and before the optimizer's step, "
-            "which changes nothing; call zero_grad() before backward(), or after step()"
-        )
-        yield MODEL, message
-
-
-@rule_of_steps()
-def gradient_not_zeroed(facts: StepFacts, state: State, patience: int = 2) -> Found:
-    """Report gradients that are added to those of an earlier step of the optimizer."""
-    if in_a_row(state, facts.carried) >= patience:
-        message = (
-            "gradients are added to those that the optimizer has already used; call "
-            "zero_grad() after each step"
-        )
-        yield MODEL, message
+gradient_discarded = _rule_of_fact(
+    "gradient_discarded",
+    "Report gradients that are zeroed between the backward pass and the optimizer's step.",
+    lambda facts: facts.discarded,
+    "gradients are zeroed after the backward pass and before the optimizer's step, which changes "
+    "nothing; call zero_grad() before backward(), or after step()",
+    patience=1,
+)
+gradient_not_zeroed = _rule_of_fact(
+    "gradient_not_zeroed",
+    "Report gradients that are added to those of an earlier step of the optimizer.",
+    lambda facts: facts.carried,
+    "gradients are added to those that the optimizer has already used; call zero_grad() after each "
+    "step",
+    patience=2,
+)
 
 
 @rule_of_steps(HINT)
@@ -213,15 +232,13 @@ def repeated_layer(facts: StepFacts, state: State) -> Found:
 # -- modes -----------------------------------------------------------------------------------
 
 
-@rule_of_steps()
-def training_in_eval(facts: StepFacts, state: State, patience: int = 3) -> Found:
-    """Report a model with dropout, batch or spectral norm that is trained in ``eval()`` mode."""
-    if in_a_row(state, facts.trained_in_eval) >= patience:
-        message = (
-            "it is trained in eval() mode: dropout is off, batch and spectral norm do not learn; "
-            "call model.train() before training, and again after each evaluation"
-        )
-        yield MODEL, message
+training_in_eval = _rule_of_fact(
+    "training_in_eval",
+    "Report a model with dropout, batch or spectral norm that is trained in ``eval()`` mode.",
+    lambda facts: facts.trained_in_eval,
+    "it is trained in eval() mode: dropout is off, batch and spectral norm do not learn; call "
+    "model.train() before training, and again after each evaluation",
+)
 
 
 @rule_of_steps(needs="evaluation")
@@ -308,15 +325,13 @@ def not_log_probabilities(facts: StepFacts, state: State, patience: int = 2) -> 
             yield "loss", message
 
 
-@rule_of_steps(HINT, "graph")
-def cut_logits(facts: StepFacts, state: State, patience: int = 3) -> Found:
-    """Give a hint if the logits of a loss end in a ReLU."""
-    if in_a_row(state, any(each.is_cut for each in facts.losses)) >= patience:
-        message = (
-            "the logits end in a ReLU: none is below 0, so no class can be made unlikely; remove "
-            "this last ReLU"
-        )
-        yield "loss", message
+cut_logits = _rule_of_fact(
+    "cut_logits",
+    "Give a hint if the logits of a loss end in a ReLU.",
+    lambda facts: any(each.is_cut for each in facts.losses),
+    "its logits end in a ReLU: none is below 0, so no class can be made unlikely; remove this ReLU",
+    "graph", HINT, name="loss",
+)  # fmt: skip
 
 
 @rule_of_steps(needs="graph")
@@ -332,18 +347,14 @@ def loss_broadcasts(facts: StepFacts, state: State, patience: int = 2) -> Found:
             yield "loss", message
 
 
-@rule_of_steps(HINT, "graph")
-def target_gradient(facts: StepFacts, state: State, patience: int = 3) -> Found:
-    """Give a hint if gradients flow through the target of a loss."""
-    if (
-        facts.losses
-        and in_a_row(state, any(each.target_needs_gradient for each in facts.losses)) >= patience
-    ):
-        message = (
-            "gradients flow through the target of the loss as well; compute it in "
-            "torch.no_grad(), or detach() it, unless both sides are to be trained"
-        )
-        yield "loss", message
+target_gradient = _rule_of_fact(
+    "target_gradient",
+    "Give a hint if gradients flow through the target of a loss.",
+    lambda facts: any(each.target_needs_gradient for each in facts.losses),
+    "gradients flow through the target of the loss as well; compute it in torch.no_grad(), or "
+    "detach() it, unless both sides are to be trained",
+    "graph", HINT, name="loss",
+)  # fmt: skip
 
 
 @rule_of_steps(needs="labels")
@@ -497,15 +508,13 @@ def batch_norm(facts: StepFacts, state: State, patience: int = 10, distance: flo
 # -- the data ------------------------------------------------------------------------------------
 
 
-@rule_of_steps(HINT, "training")
-def same_batch(facts: StepFacts, state: State, patience: int = 10) -> Found:
-    """Give a hint if each step gets the same batch."""
-    if facts.same_input is not None and in_a_row(state, facts.same_input) >= patience:
-        message = (
-            f"it has got the same batch {patience} times in a row: next(iter(loader)) begins anew "
-            "each time"
-        )
-        yield MODEL, message
+same_batch = _rule_of_fact(
+    "same_batch",
+    "Give a hint if each of `patience` steps gets the same batch.",
+    lambda facts: facts.same_input,
+    "it has got the same batch in all of these steps: next(iter(loader)) begins anew each time",
+    "training", HINT, patience=10,
+)  # fmt: skip
 
 
 @rule_of_steps(HINT, "training")
@@ -515,15 +524,14 @@ def one_index(facts: StepFacts, state: State) -> Found:
         yield name, f"all of its indices are {index}: are the values scaled or cut off before?"
 
 
-@rule_of_steps(HINT, "training")
-def padding(facts: StepFacts, state: State, patience: int = 3) -> Found:
-    """Give a hint if the loss depends on padding at the end of sequences."""
-    if facts.padding is not None and in_a_row(state, facts.padding) >= patience:
-        message = (
-            "the loss depends on padding at the end of sequences: mask it in attention and "
-            "pooling, and read the last real position"
-        )
-        yield MODEL, message
+padding = _rule_of_fact(
+    "padding",
+    "Give a hint if the loss depends on padding at the end of sequences.",
+    lambda facts: facts.padding,
+    "the loss depends on padding at the end of sequences: mask it in attention and pooling, and "
+    "read the last real position",
+    "training", HINT,
+)  # fmt: skip
 
 
 # -- what only `tensortap run` sees ---------------------------------------------------------------
