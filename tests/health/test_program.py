@@ -539,6 +539,34 @@ def test_what_only_a_whole_program_shows(tmp_path, program, bug):
     assert rules == ({"loss_scaling", "nothing_loaded", "stale_copy"} if bug else set()), err
 
 
+ORDER = """
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    make = lambda: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    optimizer = make()
+    for step in range(12):
+        {0}
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).square().mean()
+        {1}
+        loss.backward()
+        {2}
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("bug", [True, False])
+def test_an_optimizer_and_clipping_in_the_wrong_place(tmp_path, program, bug):
+    clip = "nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+    lines = ("optimizer = make()", clip, "") if bug else ("", "", clip)
+    _, _, err, made = run(tmp_path, program(ORDER.format(*lines)))
+    rules = [alert.rule for alert in (*made.alerts(), *made.hints())]
+    assert sorted(rules) == (["clipping", "new_optimizer"] if bug else []), err
+
+
 SPAWNED = """
     import tempfile, torch
     import torch.distributed as dist

@@ -155,7 +155,8 @@ def observe_trees(
     `like` are parameters that name the optimizer's state if `params` are not given.
     """
     leaves: list[tuple[Kind, str, dict[str, str], Any]] = []
-    for kind, tree in ((Kind.WEIGHT, params), (Kind.WEIGHT_GRADIENT, grads)):
+    # in the order in which they are computed: what comes first is blamed
+    for kind, tree in ((Kind.WEIGHT_GRADIENT, grads), (Kind.WEIGHT, params)):
         leaves += [(kind, parameter_name(path), {}, array) for path, array in arrays_of(tree)]
     if optimizer_state is not None:
         known = params if params is not None else like if like is not None else grads
