@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 
 
 PAGES = (
-    "bisect compare figures films hdf5 health live notebook numerics ops page quickstart runs "
-    "trace track watch widths"
+    "align bisect compare figures films hdf5 health live notebook numerics ops page quickstart "
+    "runs trace track watch widths"
 ).split()
 
 

@@ -15,6 +15,7 @@ from tensortap.api.session import Session
 from tensortap.capture.ledger import Receipt
 from tensortap.core.record import Kind, Record
 from tensortap.page.server import Page
+from tensortap.rooms.align.digest import Digest
 from tensortap.rooms.bisect.faulty_modules import BisectReport
 from tensortap.rooms.blackbox.blackbox import BlackBox
 from tensortap.rooms.compare.report import CompareReport
@@ -57,6 +58,9 @@ assert_type(tap.bisect(lambda: None, model, "runs/a"), BisectReport)
 try:
     compared = tap.compare("runs/a", "runs/b", rtol=1e-5)
     assert_type(compared, Comparison | CompareReport)
+    assert_type(tap.digest(model).record("policy", version=1), Digest)
+    with tap.perturbed(model, seed=1):
+        pass
     if compared:
         print("the runs agree")
 except tap.TensortapError as error:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from tensortap.api.session import get, get_all, help, serve, status, summary
     from tensortap.page.view import view
     from tensortap.rooms import figures as viz
+    from tensortap.rooms.align.align import align
+    from tensortap.rooms.align.digest import digest
+    from tensortap.rooms.align.perturb import perturbed
     from tensortap.rooms.bisect.bisect import bisect
     from tensortap.rooms.blackbox.blackbox import blackbox
     from tensortap.rooms.compare.api import compare
@@ -45,9 +48,11 @@ _LATER = {
     "HDF5": "tensortap.rooms.trace.hdf5:HDF5",
     "Recorder": "tensortap.rooms.films.recorder:Recorder",
     "alerts": "tensortap.alerts",
+    "align": "tensortap.rooms.align.align:align",
     "bisect": "tensortap.rooms.bisect.bisect:bisect",
     "blackbox": "tensortap.rooms.blackbox.blackbox:blackbox",
     "compare": "tensortap.rooms.compare.api:compare",
+    "digest": "tensortap.rooms.align.digest:digest",
     "dump": "tensortap.rooms.dump.dump:dump",
     "finish": "tensortap.runs.init:finish",
     "get": "tensortap.api.session:get",
@@ -56,6 +61,7 @@ _LATER = {
     "init": "tensortap.runs.init:init",
     "open": "tensortap.api.open:open",
     "ops": "tensortap.rooms.ops.ops:ops",
+    "perturbed": "tensortap.rooms.align.perturb:perturbed",
     "rooms": "tensortap.rooms",
     "serve": "tensortap.api.session:serve",
     "status": "tensortap.api.session:status",
@@ -75,11 +81,13 @@ __all__ = [
     "TensortapError",
     "__version__",
     "alerts",
+    "align",
     "bisect",
     "blackbox",
     "catch",
     "catch_grad",
     "compare",
+    "digest",
     "dump",
     "enable",
     "finish",
@@ -90,6 +98,7 @@ __all__ = [
     "init",
     "open",
     "ops",
+    "perturbed",
     "receipt",
     "rooms",
     "serve",

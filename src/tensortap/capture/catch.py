@@ -17,12 +17,14 @@ from tensortap.core.busy import section
 from tensortap.core.patterns import TypedPattern
 from tensortap.core.probes import Probe, ProbeRequest, probes
 from tensortap.core.record import Kind, Shard
+from tensortap.core.rooms import offer
 from tensortap.values.protocol import CompiledRun, Framework
 from tensortap.values.registry import loaded_frameworks
 from tensortap.values.torch.hidden import constant_when_compiled, replace_when_compiled
 
 _getframe = sys._getframe
 _traced: dict[type, Framework] = {}  # classes of values that have only been traced so far
+_NO_TOKENS = "tokens= has no effect in a compiled function: catch what it returns"
 _sites = CallSites()
 _known = _sites.known
 
@@ -37,6 +39,11 @@ def catch(
     changed: bool = False,
     server: str | None = None,
     shard: Shard | Any = None,
+    tokens: Any = None,
+    positions: Any = None,
+    mask: Any = None,
+    cu_seqlens: Any = None,
+    sequence: Any = None,
 ) -> Ticket:
     """Capture a value as it is now: ``tap.catch(loss, every=10)``.
 
@@ -44,8 +51,10 @@ def catch(
     the name, `first` at most that many, `when` is a condition or a function of the value, and
     `changed` skips a value that equals the last one captured. `server` is the ``"host:port"`` of
     a live session other than the default. `shard` is the position of this rank's value in a
-    larger tensor; a DTensor has its own, and in `shard_map` a PartitionSpec says it. Inside a
-    function that JAX compiles, the values of each run are captured. Never raises, unless
+    larger tensor; a DTensor has its own, and in `shard_map` a PartitionSpec says it. `tokens` are
+    the ids that the rows of the value are about, which `tap.align` needs; `positions`, `mask` and
+    `cu_seqlens` say how they are batched, `sequence` names the sequences that a cache goes on with.
+    Inside a function that JAX compiles, the values of each run are captured. Never raises, unless
     ``TENSORTAP_STRICT=1``.
     """
     try:
@@ -55,11 +64,13 @@ def catch(
         try:
             counter = pipeline.counters[name]
         except KeyError:
-            counter = _first_call(name, every, first)
+            described = positions, mask, cu_seqlens, sequence
+            counter = _first_call(name, every, first, tokens, described)
         if _traced and type(value) in _traced:
             return _catch_when_run(
-                value, name, when, shard, every=every, first=first, changed=changed, server=server
-            )
+                value, name, when, shard, every=every, first=first, changed=changed, server=server,
+                tokens=tokens,
+            )  # fmt: skip
         number = counter.tick()
         if counter.step != pipeline.clock.step:
             counter.begin(number, pipeline.clock.step)
@@ -76,11 +87,15 @@ def catch(
         elif pipeline.fast is None:
             if pipeline.expecting:
                 pipeline.sessions.connect()
-        elif when is True and not changed and shard is None:
+        elif when is True and not changed and shard is None and tokens is None:
             ticket = pipeline.fast(value, name, number, counter.step, number - counter.base)
             if ticket is not None:
                 return ticket
-        return pipeline.capture(value, counter, number, when, changed, shard, queues)
+        tags = None
+        if tokens is not None:
+            described = positions, mask, cu_seqlens, sequence
+            tags = _describe_tokens(value, server, tokens, described)
+        return pipeline.capture(value, counter, number, when, changed, shard, queues, tags=tags)
     except Exception as error:
         return _fault(name, error, every)
 
@@ -109,8 +124,12 @@ _name_at = section(_sites.lookup)  # `executing` has a lock
 
 
 @section  # importing takes locks
-def _first_call(name: str, every: Any, first: Any) -> CallCounter:
+def _first_call(
+    name: str, every: Any, first: Any, tokens: Any, described: tuple[Any, ...]
+) -> CallCounter:
     """Create the counter of a new name, and learn the classes of traced values."""
+    if tokens is None and any(each is not None for each in described):
+        raise TypeError("positions, mask, cu_seqlens and sequence describe tokens: pass tokens=ids")
     check_count("every", every)
     if first is not None:
         check_count("first", first, 0)
@@ -118,6 +137,21 @@ def _first_call(name: str, every: Any, first: Any) -> CallCounter:
     for framework in loaded_frameworks():
         _traced.update(dict.fromkeys(framework.traced_classes(), framework))
     return pipeline.counters.of(name)
+
+
+@section  # importing takes locks
+def _token_room() -> Callable[..., dict[str, str]]:
+    found: Callable[..., dict[str, str]] = offer("catch.tokens")
+    return found
+
+
+def _describe_tokens(
+    value: Any, server: str | None, tokens: Any, described: tuple[Any, ...]
+) -> dict[str, str]:
+    """Record the tokens of a batch, unless the last value had the same; return the tags."""
+    if server is not None:
+        raise TypeError("tokens and server: tokens go to runs and to the default session only")
+    return _token_room()(value, tokens, *described)
 
 
 def _fault(name: str | None, error: Exception, every: Any) -> Ticket:
@@ -133,6 +167,8 @@ def _fault(name: str | None, error: Exception, every: Any) -> Ticket:
 
 def _catch_when_run(value: Any, name: str, when: Any, shard: Any, **options: Any) -> Ticket:
     """Make the function that is being compiled capture the value whenever it runs."""
+    if options.pop("tokens") is not None:
+        raise TypeError(_NO_TOKENS)
     capture = functools.partial(_catch_run, name, options)
     wait = _traced[type(value)].catch_when_run(value, capture, when, shard)
     if wait not in pipeline.settlers:
@@ -224,13 +260,20 @@ def _reject_in_graph(name: str | None, cls: str) -> None:
     pipeline.fault(name or "a value", TypeError(message))
 
 
+def _reject_tokens(name: str | None) -> None:
+    """Report tokens that compiled code cannot describe; torch calls this while it compiles."""
+    pipeline.fault(name or "a value", TypeError(_NO_TOKENS))
+
+
 def _catch_in_graph(
     value: Any, name: str | None = None, *, when: Any = True, shard: Any = None, **options: Any
 ) -> Ticket:
     """Stand in for `catch` where torch compiles a function."""
     from tensortap.values.torch import graphs
 
-    if not graphs.is_tensor(value) or shard is not None:
+    if "tokens" in options:
+        _reject_tokens(name)
+    elif not graphs.is_tensor(value) or shard is not None:
         _reject_in_graph(name, type(value).__name__)
     elif graphs.is_tensor(when):
         graphs.catch(value, _graph_key(name, "", **options), when)
@@ -252,6 +295,7 @@ def _catch_grad_in_graph(value: Any, name: str | None = None, **options: Any) ->
 
 constant_when_compiled(_graph_key)
 constant_when_compiled(_reject_in_graph)
+constant_when_compiled(_reject_tokens)
 replace_when_compiled(catch, _catch_in_graph)
 replace_when_compiled(catch_grad, _catch_grad_in_graph)
 

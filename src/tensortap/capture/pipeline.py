@@ -203,6 +203,7 @@ class Pipeline:
         shard: Shard | None = None,
         to: Sequence[Queue] | None = None,
         run: CompiledRun | None = None,
+        tags: dict[str, str] | None = None,
     ) -> Ticket:
         """Make a record of call `number` of this counter and queue it, `to` these queues only."""
         start = _now()
@@ -256,7 +257,7 @@ class Pipeline:
         record = Record(
             name, _VALUE, step, call, self.next_seq(), rank, world_size, time.time_ns(),
             type_name(cls), tensor.dtype, tensor.shape, shard, digest, snapshot, None,
-            {} if run is None else run.tags,
+            tags or ({} if run is None else run.tags),
         )  # fmt: skip
         ticket = write_to(queues, record, nbytes)
         if large:

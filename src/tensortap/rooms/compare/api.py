@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensortap.core.arguments import checked
 from tensortap.core.errors import NotFound, TensortapError
+from tensortap.core.rooms import offer, offers
 from tensortap.rooms.compare.values import compare_values
 from tensortap.rooms.dump.files import load_file, suffixes
 from tensortap.runs.layout import RUN_FILE
@@ -27,6 +28,7 @@ def compare(
     rtol: float | None = None,
     equal_nan: bool = True,
     trust: bool = False,
+    tolerance: str | None = None,
     **options: Any,
 ) -> Comparison | CompareReport:
     """Compare two values, files or runs; the result is true or false and says where they differ.
@@ -35,13 +37,18 @@ def compare(
     be equal, unless you give a tolerance. A path, or text that names a file
     (`.pt`, `.npy`, `.pkl`, `.safetensors`, or a registered format), stands for its content; `trust`
     allows pickles of your own classes. Runs, their folders and live sessions are compared record by
-    record; the remaining `options` are those of `compare_runs`.
+    record; the remaining `options` are those of `compare_runs`. `tolerance="auto"` takes the
+    tolerances from a run with perturbed inputs: the one beside `b`, or `noise`.
 
     >>> import numpy as np
     >>> compare(np.array([1.0, 2.0]), np.array([1.0, 2.5]))
     <differ: 1 of 2 elements, max|Δ|=0.5, rel=0.2, 1.13e+15 ulp, cosine=0.996546, worst at [1]:
     2 and 2.5, atol=0.5 or rtol=0.2 would pass>
     """
+    for kind in offers("compare.kinds"):  # values that another room compares
+        if kind.accepts(a) or kind.accepts(b):
+            found: Comparison | CompareReport = kind.compare(a, b, **options)
+            return found
     runs = is_run(a), is_run(b)
     if any(runs):
         if not all(runs):
@@ -51,9 +58,17 @@ def compare(
             if path is not None and not path.exists():
                 got = f"{path}, which does not exist"
             raise TensortapError(f"a run can only be compared with a run, got {got}")
+        if tolerance is not None:
+            if tolerance != "auto":
+                raise ValueError(f"tolerance must be 'auto', got {tolerance!r}")
+            options |= {"atol": atol, "rtol": rtol, "equal_nan": equal_nan, "trust": trust}
+            judged: CompareReport = offer("compare.tolerance")(a, b, **options)
+            return judged
         from tensortap.rooms.compare.runs import compare_runs  # values do not need Arrow
 
         return compare_runs(a, b, atol=atol, rtol=rtol, equal_nan=equal_nan, trust=trust, **options)
+    if tolerance is not None:
+        options["tolerance"] = tolerance
     if options:
         raise TypeError(f"{', '.join(options)}: for runs only, and neither is a run")
     x, y = _content(a, trust), _content(b, trust)

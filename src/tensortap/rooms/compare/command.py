@@ -62,6 +62,13 @@ def compare(
         None, metavar="tcp://host:8786", rich_help_panel=_RUNS,
         help="Use the workers of a Dask cluster, for compacted runs.",
     ),
+    tolerance: str | None = typer.Option(
+        None, metavar="auto", rich_help_panel=_RUNS,
+        help="Tell bugs from rounding by the run with perturbed inputs beside B.",
+    ),
+    noise: Path | None = typer.Option(
+        None, help="That run, if it is elsewhere.", rich_help_panel=_RUNS
+    ),
     rows: int = typer.Option(30, min=1, help="Number of differences to print."),
     as_json: bool = json_option(
         "format, of, agree, a, b; of runs: compared, equal, by_statistics, ignored, allow_missing, "
@@ -76,11 +83,13 @@ def compare(
     """Compare two runs or two files; exit with 0 if they agree, 1 if they differ."""
     from tensortap.rooms.compare.api import compare as compare_sides
     from tensortap.rooms.compare.api import is_run
+    from tensortap.rooms.compare.report import CompareReport
+    from tensortap.rooms.compare.result import Comparison
 
     options: dict[str, Any] = {
         "rules": rules, "mapping": mapping, "steps": parse_steps(steps), "names": names,
         "kinds": _kinds(kinds), "ranks": parse_numbers(ranks or "", "--ranks", "0,1"),
-        "allow_missing": allow_missing,
+        "allow_missing": allow_missing, "tolerance": tolerance, "noise": noise,
     }  # fmt: skip
     options = {name: value for name, value in options.items() if value}
     # a Path, so that a name without a suffix is not compared as text
@@ -98,22 +107,32 @@ def compare(
             options["progress"] = stack.enter_context(progress_bar("comparing"))
         found: Any = compare_sides(*sides, atol=atol, rtol=rtol, trust=trust, **options)
     chosen = [f"--{name}" for name in ("steps", "names", "kinds", "ranks") if name in options]
-    if of_runs and chosen and not (found.compared or found.missing or found.unplaced):
+    if (
+        of_runs
+        and chosen
+        and tolerance is None
+        and not (found.compared or found.missing or found.unplaced)
+    ):
         raise NotFound(f"{' and '.join(chosen)}: neither run has a record that fits")
     if html is not None:
         from tensortap.rooms.compare.html import write_html
 
-        write_html(found, html)
+        write_html(getattr(found, "report", found), html)
         message(f"wrote the report to {html}")
     if as_json:
         from tensortap.rooms.compare.result import comparison_as_json
 
-        print_json(found.to_json() if of_runs else comparison_as_json(found, a, b))
+        is_own = isinstance(found, Comparison)
+        print_json(comparison_as_json(found, a, b) if is_own else found.to_json())
     else:
         from tensortap.rooms.compare.text import comparison_text, report_text
 
-        text = report_text(found, rows) if of_runs else comparison_text(found, a, b, rows)
-        Console(highlight=False).print(text)
+        text: Any = str(found)  # of another room
+        if isinstance(found, CompareReport):
+            text = report_text(found, rows)
+        elif isinstance(found, Comparison):
+            text = comparison_text(found, a, b, rows)
+        Console(highlight=False, markup=False).print(text)
     raise typer.Exit(0 if found else 1)
 
 

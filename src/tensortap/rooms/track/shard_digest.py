@@ -31,7 +31,7 @@ def shard_digest(array: NDArray[Any], shard: Shard | None = None) -> bytes:
     if shard is not None:
         whole, offsets = shard.global_shape, shard.offsets
         array = array.reshape((1,) * (len(whole) - array.ndim) + array.shape)  # one of a stack
-        _check_place(array.shape, shard)
+        check_place(array.shape, shard)
     seed = _seed(array.dtype, whole)
     code = code_of(_WORDS.get(array.itemsize, ""))
     if code is None:
@@ -72,7 +72,8 @@ def block_matrices(seed: int, blocks: NDArray[np.uint64]) -> NDArray[np.uint32]:
     return _mixed(seed, numbers).view(np.uint32).reshape(-1, 4, 4)
 
 
-def _check_place(shape: tuple[int, ...], shard: Shard) -> None:
+def check_place(shape: tuple[int, ...], shard: Shard) -> None:
+    """Raise ValueError for an array that is no such part of the whole."""
     whole, offsets = shard.global_shape, shard.offsets
     inside = len(whole) == len(offsets) == len(shape) and all(
         start >= 0 and start + size <= end

@@ -26,6 +26,8 @@ typedef struct {
     uint64_t seed, block;
     uint32_t inner[4]; /* the sums of the block so far */
     uint32_t *sums;
+    const uint64_t (*matrices)[8]; /* of the first blocks, if they are known */
+    uint64_t known;                /* how many */
 } State;
 
 static int16_t keys[PIECES + 3 * KEY_STEP];
@@ -58,7 +60,8 @@ static void begin_block(State *state, uint64_t block)
 {
     uint32_t *inner = state->inner;
     for (unsigned i = 0; i < 8; i++) { /* halves of rows */
-        uint64_t key = key_of(state->seed, 8 * state->block + i);
+        uint64_t key = state->block < state->known ? state->matrices[state->block][i]
+                                                   : key_of(state->seed, 8 * state->block + i);
         unsigned column = 2 * (i % 2);
         state->sums[i / 2] += (uint32_t)key * inner[column] + (uint32_t)(key >> 32) * inner[column + 1];
     }
@@ -88,15 +91,31 @@ static void add_bytes(State *state, const char *data, size_t n, uint64_t at)
     }
 }
 
-void digest(const Elements *elements, const ptrdiff_t *whole, const ptrdiff_t *offsets,
-            uint64_t seed, uint32_t sums[4])
+/* Add elements in each form: `at` is the place of the first one in the whole. */
+static void add_forms(State *states, int forms, size_t itemsize, const char *data, size_t n, uint64_t at)
+{
+    size_t most = forms > 1 ? CHUNK : n;
+    for (size_t done = 0; done < n; done += most) {
+        size_t taken = n - done < most ? n - done : most;
+        uint16_t narrow[CHUNK];
+        add_bytes(states, data + done * itemsize, taken * itemsize, (at + done) * itemsize);
+        for (int form = 1; form < forms; form++) {
+            const Passes *passes = used_passes();
+            (form == 1 ? passes->narrow_to_brains : passes->narrow_to_halves)(
+                data + done * itemsize, taken, narrow);
+            add_bytes(states + form, (const char *)narrow, 2 * taken, 2 * (at + done));
+        }
+    }
+}
+
+static void digest_forms(const Elements *elements, const ptrdiff_t *whole, const ptrdiff_t *offsets,
+                         State *states, int forms)
 {
     const Array *array = &elements->array;
     size_t itemsize = itemsize_of(elements->kind), runs = 1, length = 1, expected = itemsize;
     uint64_t strides[MAX_DIMS + 1];
     int contiguous = 1, split = 0; /* dimensions after `split` are not */
     double gathered[2 * CHUNK];
-    State state = {.seed = seed, .sums = sums};
     make_keys();
     strides[array->ndim] = 1;
     for (int i = array->ndim - 1; i >= 0; i--) {
@@ -119,14 +138,160 @@ void digest(const Elements *elements, const ptrdiff_t *whole, const ptrdiff_t *o
         if (array->ndim > 0)
             at += (uint64_t)offsets[split] * strides[split + 1];
         if (contiguous) {
-            add_bytes(&state, array->data + run * length * itemsize, length * itemsize, at * itemsize);
+            add_forms(states, forms, itemsize, array->data + run * length * itemsize, length, at);
             continue;
         }
         for (size_t done = 0; done < length; done += CHUNK) {
             size_t n = length - done < CHUNK ? length - done : CHUNK;
             gather(array, itemsize, run * length + done, n, (char *)gathered);
-            add_bytes(&state, (const char *)gathered, n * itemsize, (at + done) * itemsize);
+            add_forms(states, forms, itemsize, (const char *)gathered, n, at + done);
         }
     }
-    begin_block(&state, 0);
+    for (int form = 0; form < forms; form++)
+        begin_block(states + form, 0);
+}
+
+void digest(const Elements *elements, const ptrdiff_t *whole, const ptrdiff_t *offsets,
+            uint64_t seed, uint32_t sums[4])
+{
+    State state = {.seed = seed, .sums = sums};
+    digest_forms(elements, whole, offsets, &state, 1);
+}
+
+/* Digests of rows are made such that those of tensors can be put together to that of their
+ * concatenation. The four sums of a row are a polynomial in the ring of integers modulo 2**32, in
+ * which x**5 is the polynomial below, and the digest is the sum of the r-th row times x**r. So rows
+ * that follow others are multiplied by x to the power of their number, and shards add up.
+ *
+ * A row that differs changes the digest unless its four sums stay: x has an inverse. Modulo 2, x**31
+ * is 1, modulo 2**(k + 1) x**(31 * 2**k) is. If the same difference is in 31 * 2**k rows in a
+ * row, or comes in one row and goes from another one so far away, k + 1 of the 32 bits of each number
+ * do not show it. */
+static const uint32_t modulus[RING] = {0x9E3779B1, 0x7F4A7C16, 0xBF58476D, 0x94D049BA, 0x3C6EF372};
+
+static void times_x(uint32_t d[RING])
+{
+    uint32_t top = d[RING - 1];
+    for (int i = RING - 1; i > 0; i--)
+        d[i] = d[i - 1] + top * modulus[i];
+    d[0] = top * modulus[0];
+}
+
+static void multiply(uint32_t a[RING], const uint32_t b[RING])
+{
+    uint32_t product[RING] = {0};
+    for (int i = RING - 1; i >= 0; i--) {
+        times_x(product);
+        for (int j = 0; j < RING; j++)
+            product[j] += a[j] * b[i];
+    }
+    memcpy(a, product, sizeof product);
+}
+
+static void times_power_of_x(uint32_t d[RING], uint64_t power)
+{
+    uint32_t factor[RING] = {0, 1}, copy[RING];
+    for (; power; power >>= 1) {
+        if (power & 1)
+            multiply(d, factor);
+        memcpy(copy, factor, sizeof copy);
+        multiply(factor, copy);
+    }
+}
+
+#define KNOWN 16 /* blocks at the beginning of rows, whose matrices are made once */
+
+/* What each piece of a row of one element adds to the four sums, times its value. */
+typedef struct {
+    uint32_t of[8][4];
+} ShortRow;
+
+static void prepare_short_row(ShortRow *row, uint64_t seed)
+{
+    for (int piece = 0; piece < 8; piece++) {
+        State state = {.seed = seed, .sums = row->of[piece]};
+        memset(row->of[piece], 0, sizeof row->of[piece]);
+        for (int k = 0; k < 4; k++)
+            state.inner[k] = (uint32_t)(int32_t)keys[piece + KEY_STEP * k];
+        begin_block(&state, 0);
+    }
+}
+
+static void add_number(const ShortRow *row, const char *data, size_t bytes, uint32_t sums[RING])
+{
+    for (size_t piece = 0; 2 * piece < bytes; piece++) {
+        int16_t value = 0;
+        memcpy(&value, data + 2 * piece, bytes > 1 ? 2 : 1);
+        for (int k = 0; k < 4; k++)
+            sums[k] += (uint32_t)(int32_t)value * row->of[piece][k];
+    }
+}
+
+void digest_rows(const Elements *elements, const ptrdiff_t *whole, const ptrdiff_t *offsets,
+                 int outer, int forms, const uint64_t *seeds, uint32_t sums[FORMS][RING])
+{
+    const Array *array = &elements->array;
+    size_t itemsize = itemsize_of(elements->kind), groups = 1;
+    size_t rows = outer ? (size_t)array->shape[outer - 1] : 1;
+    ptrdiff_t stride = outer ? array->strides[outer - 1] : 0;
+    int numbers = outer == array->ndim; /* rows of one element */
+    Elements row = *elements;
+    ShortRow of_number[FORMS];
+    uint64_t matrices[FORMS][KNOWN][8];
+    make_keys();
+    for (int form = 0; form < forms; form++)
+        for (unsigned i = 0; i < KNOWN * 8; i++)
+            matrices[form][i / 8][i % 8] = key_of(seeds[form], i);
+    row.array.ndim = array->ndim - outer;
+    for (int i = 0; i < row.array.ndim; i++) {
+        row.array.shape[i] = array->shape[i + outer];
+        row.array.strides[i] = array->strides[i + outer];
+    }
+    for (int form = 0; form < forms && numbers; form++)
+        prepare_short_row(of_number + form, seeds[form]);
+    for (int i = 0; i < outer - 1; i++)
+        groups *= (size_t)array->shape[i];
+    for (size_t group = 0; group < groups; group++) {
+        const char *data = array->data;
+        uint64_t at = 0, after = 1;
+        size_t rest = group;
+        if (outer) {
+            at = (uint64_t)offsets[outer - 1];
+            after = (uint64_t)whole[outer - 1];
+        }
+        for (int i = outer - 2; i >= 0; i--) {
+            size_t index = rest % (size_t)array->shape[i];
+            rest /= (size_t)array->shape[i];
+            data += (ptrdiff_t)index * array->strides[i];
+            at += (index + (uint64_t)offsets[i]) * after;
+            after *= (uint64_t)whole[i];
+        }
+        uint32_t found[FORMS][RING] = {{0}};
+        for (size_t i = rows; i-- > 0;) { /* by Horner's rule */
+            State states[FORMS];
+            uint16_t narrow;
+            row.array.data = data + (ptrdiff_t)i * stride;
+            for (int form = 0; form < forms; form++) {
+                times_x(found[form]);
+                states[form] = (State){.seed = seeds[form], .sums = found[form],
+                                       .matrices = matrices[form], .known = KNOWN};
+            }
+            if (!numbers) {
+                digest_forms(&row, whole + outer, offsets + outer, states, forms);
+                continue;
+            }
+            add_number(of_number, row.array.data, itemsize, found[0]);
+            for (int form = 1; form < forms; form++) {
+                const Passes *passes = used_passes();
+                (form == 1 ? passes->narrow_to_brains : passes->narrow_to_halves)(
+                    row.array.data, 1, &narrow);
+                add_number(of_number + form, (const char *)&narrow, 2, found[form]);
+            }
+        }
+        for (int form = 0; form < forms; form++) {
+            times_power_of_x(found[form], at);
+            for (int i = 0; i < RING; i++)
+                sums[form][i] += found[form][i];
+        }
+    }
 }

@@ -89,6 +89,14 @@ Outcome summarize_many(Many *many, int threads);
 void digest(const Elements *elements, const ptrdiff_t *whole, const ptrdiff_t *offsets,
             uint64_t seed, uint32_t sums[4]);
 
+#define FORMS 3 /* of elements: as they are, and of FLOAT32 rounded to bfloat16 and to float16 */
+#define RING 5  /* numbers in the digest of rows */
+
+/* Add the digest of rows of an array to five sums for each form, with a seed for each form. Rows are
+ * counted by the first `outer` dimensions. */
+void digest_rows(const Elements *elements, const ptrdiff_t *whole, const ptrdiff_t *offsets,
+                 int outer, int forms, const uint64_t *seeds, uint32_t sums[FORMS][RING]);
+
 typedef struct {
     double atol, rtol;
     int equal_nan;

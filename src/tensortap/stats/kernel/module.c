@@ -287,6 +287,56 @@ static PyObject *kernel_digest(PyObject *module, PyObject *args)
     return Py_BuildValue("(IIII)", sums[0], sums[1], sums[2], sums[3]);
 }
 
+/* digest_rows(address, code, shape, strides, whole, offsets, outer, seeds) -> sums of each form */
+static PyObject *kernel_digest_rows(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *address, *code, *shape, *strides, *tuples[2], *given;
+    int outer, forms;
+    uint64_t seeds[FORMS];
+    ptrdiff_t places[2][MAX_DIMS];
+    Elements elements;
+    if (!PyArg_ParseTuple(args, "OOOOOOiO!", &address, &code, &shape, &strides, &tuples[0],
+                          &tuples[1], &outer, &PyTuple_Type, &given))
+        return NULL;
+    Py_ssize_t count = read_array(address, code, shape, strides, &elements);
+    if (count < 0)
+        return NULL;
+    for (int i = 0; i < 2; i++) {
+        int n = read_tuple(tuples[i], places[i]);
+        if (n >= 0 && n != elements.array.ndim)
+            PyErr_SetString(PyExc_ValueError, "shape, whole and offsets differ in length");
+        if (PyErr_Occurred())
+            return NULL;
+    }
+    forms = (int)PyTuple_GET_SIZE(given);
+    if (outer < 0 || outer > elements.array.ndim || forms < 1 || forms > FORMS
+        || (forms > 1 && itemsize_of(elements.kind) != 4)) {
+        PyErr_SetString(PyExc_ValueError, "an array has no such rows or forms");
+        return NULL;
+    }
+    for (int form = 0; form < forms; form++)
+        seeds[form] = PyLong_AsUnsignedLongLongMask(PyTuple_GET_ITEM(given, form));
+    if (PyErr_Occurred())
+        return NULL;
+    uint32_t sums[FORMS][RING] = {{0}};
+    if (count > 0) {
+        Py_BEGIN_ALLOW_THREADS
+        digest_rows(&elements, places[0], places[1], outer, forms, seeds, sums);
+        Py_END_ALLOW_THREADS
+    }
+    PyObject *result = PyTuple_New(forms);
+    for (int form = 0; result != NULL && form < forms; form++) {
+        uint32_t *of = sums[form];
+        PyObject *each = Py_BuildValue("(IIIII)", of[0], of[1], of[2], of[3], of[4]);
+        if (each == NULL)
+            Py_CLEAR(result);
+        else
+            PyTuple_SET_ITEM(result, form, each);
+    }
+    return result;
+}
+
 static PyObject *kernel_set_summary(PyObject *module, PyObject *cls)
 {
     (void)module;
@@ -319,6 +369,8 @@ static PyMethodDef methods[] = {
      "compare(a, b, shape, atol, rtol, equal_nan, format, threads) -> tuple"},
     {"digest", kernel_digest, METH_VARARGS,
      "digest(address, code, shape, strides, whole, offsets, seed) -> four sums"},
+    {"digest_rows", kernel_digest_rows, METH_VARARGS,
+     "digest_rows(address, code, shape, strides, whole, offsets, outer, seeds) -> sums of each form"},
     {"channels", kernel_channels, METH_VARARGS, "Add up the channels of a matrix: see stats/activations.py."},
     {"movements", kernel_movements, METH_VARARGS, "Sums over movements: see stats/norms.py."},
     {"set_summary", kernel_set_summary, METH_O, "Set the class of summaries."},

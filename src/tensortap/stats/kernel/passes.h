@@ -337,6 +337,41 @@ static void PASS(digest)(const void *restrict data, size_t n, const int16_t *res
     sums[3] += d;
 }
 
+typedef uint32_t PASS(Bits) __attribute__((aligned(1), may_alias));
+
+/* Round floats to bfloat16, ties to even, as frameworks do. */
+static void PASS(narrow_to_brains)(const void *restrict data, size_t n, uint16_t *restrict out)
+{
+    const PASS(Bits) *in = data;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t x = in[i], rounded = (x + 0x7FFF + ((x >> 16) & 1)) >> 16;
+        out[i] = (uint16_t)((x & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded);
+    }
+}
+
+/* Round floats to float16, ties to even. */
+static void PASS(narrow_to_halves)(const void *restrict data, size_t n, uint16_t *restrict out)
+{
+    const PASS(Bits) *in = data;
+    const int32_t bias = (127 - 15) << 23;
+#ifdef TO_8_HALVES
+    for (; n >= 8; n -= 8, in += 8, out += 8)
+        TO_8_HALVES(in, out);
+#endif
+    for (size_t i = 0; i < n; i++) {
+        int32_t size = (int32_t)(in[i] & 0x7FFFFFFF), subnormal;
+        int32_t normal = (size - bias + 0xFFF + ((size >> 13) & 1)) >> 13;
+        float number;
+        memcpy(&number, &size, 4);
+        number += 0.5f; /* whose last place is that of subnormal halves */
+        memcpy(&subnormal, &number, 4);
+        int32_t rounded = size < 0x38800000 ? subnormal - 0x3F000000 : normal;
+        int32_t large = size > 0x7F800000 ? 0x7E00 | (size >> 13 & 0x3FF) : 0x7C00; /* NaN; 2**16 */
+        int32_t found = size < 0x47800000 ? rounded : large;
+        out[i] = (uint16_t)((uint32_t)found | (in[i] >> 16 & 0x8000));
+    }
+}
+
 #include "channel_passes.h"
 
 static const Passes PASS(passes) = {
@@ -345,7 +380,8 @@ static const Passes PASS(passes) = {
     PASS(outside), PASS(sums32), PASS(sums64), PASS(deviations32), PASS(deviations64),
     PASS(widen), PASS(brains), PASS(steps32), PASS(largest32), PASS(largest64),
     PASS(pairs32), PASS(pairs64), PASS(squares32), PASS(squares64), PASS(moves32), PASS(moves64),
-    PASS(places), PASS(apart), PASS(digest), PASS(channels32), PASS(channels64),
+    PASS(places), PASS(apart), PASS(digest),
+    PASS(narrow_to_brains), PASS(narrow_to_halves), PASS(channels32), PASS(channels64),
 };
 
 #undef RANGE

@@ -80,6 +80,8 @@ BEGIN_AVX2
 #define AT_ONCE 8
 #define LOOK_UP(table, v) ((PASS(U8))_mm256_shuffle_epi8((__m256i)(table), (__m256i)(v)))
 #define ADD_SATURATED(a, b) ((PASS(U8))_mm256_adds_epu8((__m256i)(a), (__m256i)(b)))
+#define TO_8_HALVES(p, out)                                                                       \
+    _mm_storeu_si128((void *)(out), _mm256_cvtps_ph(_mm256_loadu_ps((const void *)(p)), 0))
 #define FROM_HALVES(p) ((PASS(F32))_mm_cvtph_ps(_mm_loadl_epi64((const void *)(p))))
 #define SUMS_OF_8(v) ((PASS(U64))_mm256_sad_epu8((__m256i)(v), _mm256_setzero_si256()))
 #define TOTAL(v) ((uint32_t)(SUMS_OF_8(v)[0] + SUMS_OF_8(v)[1] + SUMS_OF_8(v)[2] + SUMS_OF_8(v)[3]))

@@ -91,6 +91,8 @@ typedef struct {
     void (*places)(const double *, size_t, const Ruler *, int64_t *);
     uint64_t (*apart)(const int64_t *, const int64_t *, size_t);
     void (*digest)(const void *, size_t, const int16_t *, uint32_t[4]);
+    void (*narrow_to_brains)(const void *, size_t, uint16_t *);
+    void (*narrow_to_halves)(const void *, size_t, uint16_t *);
     void (*channels32)(const float *, ptrdiff_t stride, size_t rows, size_t, double shift,
                        double *squares, double sums[4]);
     void (*channels64)(const double *, ptrdiff_t stride, size_t rows, size_t, double shift,

@@ -1,0 +1,349 @@
+"""`tap.align`: match two runs token by token, and say where and why they differ."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from tensortap.core.arguments import checked
+from tensortap.core.errors import TensortapError
+from tensortap.rooms.align.contexts import (
+    BY_TOKEN,
+    TokenRows,
+    TokenRun,
+    TokenTable,
+    mixed,
+    read_tokens,
+)
+from tensortap.rooms.align.layouts import WeightNames
+from tensortap.rooms.align.result import (
+    AGREE,
+    DIFFER,
+    NONE,
+    ROUNDING,
+    Alignment,
+    LogprobDifference,
+    NameDifference,
+    WorstToken,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Integers = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+LOGPROBS, HIDDEN, EXPERTS, NUMBERS = "log-probabilities", "hidden states", "experts", "numbers"
+_QUANTILES = (0.5, 0.9, 0.99)
+_WORST = 10
+# differences that rounding alone makes, in units of the dtype's epsilon: what other batch layouts
+# of small and large models gave, times four
+_USUAL, _LARGEST = 8, 64
+_EPSILON = {"float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+_NOISE = 4  # a difference is rounding if it is at most so many times that of the noise
+_STEP = np.uint64(0x2545F4914F6CDD1D)
+
+
+@checked
+def align(
+    a: Any,
+    b: Any,
+    *,
+    noise: Any = None,
+    model: Any = None,
+    decoder: Callable[[list[int]], str] | None = None,
+    names: Mapping[str, str] | None = None,
+) -> Alignment:
+    """Match the values of two runs by token and context, and say where and why they differ.
+
+    `a` is the trainer, `b` the engine: runs, their folders or live sessions, with values that were
+    captured with ``tokens=``. `noise` is a rerun of `a` in another batch layout: differences of
+    that size are rounding. `model` is the torch model of `a`, whose copy is run once per reason.
+    `decoder` makes text of ids, such as ``tokenizer.decode``. `names` are names of `a` and what
+    they are called in `b`. The result is true if nothing but rounding differs.
+    """
+    left, right = read_tokens(a), read_tokens(b)
+    pairs = _pairs(left, right, names or {})
+    found = [_compared(left, right, *pair) for pair in _Matches(left, right, pairs)]
+    epsilon = max(_epsilon(run) for run in (left, right))
+    if noise is None:
+        tolerances = {each.name: _tolerance(each, epsilon) for each in found}
+    else:
+        tolerances = _noise_of(left, read_tokens(noise), found, epsilon)
+    judged = [_judged(each, tolerances[each.name]) for each in found]
+    keys = keys_of(left, right)
+    matched = np.unique(np.concatenate([keys[0][each.entry_a] for each in found] or [keys[0][:0]]))
+    logprobs = next((each for each in judged if each.kind == LOGPROBS), None)
+    result = Alignment(
+        left.path, right.path, len(np.unique(keys[0])), len(np.unique(keys[1])), len(matched),
+        _verdict(judged), tuple(judged), _logprobs(logprobs), _first(judged),
+        worst=_worst(logprobs, left, decoder), unknown=left.unknown + right.unknown,
+        runs=(left, right),
+    )  # fmt: skip
+    if result.verdict != DIFFER:
+        return result
+    from tensortap.rooms.align.reasons import find_reasons
+
+    return result.explained(tuple(find_reasons(result, model)))
+
+
+# -- matching ------------------------------------------------------------------------------
+
+
+def _pairs(a: TokenRun, b: TokenRun, names: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return which names of two runs belong together, by the rules for names of weights."""
+    unknown = [f"{x!r} in A" for x in names if x not in a.names]
+    unknown += [f"{y!r} in B" for y in names.values() if y not in b.names]
+    if unknown:
+        raise TensortapError(f"names: no rows by token of {', '.join(unknown)}")
+    spelled = WeightNames(a.names, b.names)
+    pairs = [(x, names.get(x) or spelled(x)) for x in a.names]
+    return [(x, y) for x, y in pairs if y in b.names]
+
+
+class _Matches:
+    """The rows of pairs of names that are about the same context, and the same training step."""
+
+    def __init__(self, a: TokenRun, b: TokenRun, pairs: list[tuple[str, str]]) -> None:
+        self._a, self._b, self._pairs = a, b, pairs
+        keys_a, keys_b = keys_of(a, b)
+        _, codes = np.unique(np.concatenate([keys_a, keys_b]), return_inverse=True)
+        self._codes = np.split(codes, [len(keys_a)])
+        self._count = int(codes.max(initial=-1)) + 1
+        self._rows: dict[tuple[int, int], tuple[Integers, Integers]] = {}
+
+    def __iter__(self) -> Any:
+        for x, y in self._pairs:
+            yield x, y, *self.rows(self._a.names[x].entry, self._b.names[y].entry)
+
+    def rows(self, a: Integers, b: Integers) -> tuple[Integers, Integers]:
+        """Return the rows of both names that belong together; names mostly have equal entries."""
+        key = xxhash.xxh3_64_intdigest(a.tobytes()), xxhash.xxh3_64_intdigest(b.tobytes())
+        if key not in self._rows:
+            first = [np.full(self._count, -1, np.int64) for _ in range(2)]
+            for slots, entry, codes in zip(first, (a, b), self._codes, strict=True):
+                # of a repeated prompt the first one counts
+                slots[codes[entry[::-1]]] = np.arange(len(entry))[::-1]
+            both = np.flatnonzero((first[0] >= 0) & (first[1] >= 0))
+            rows = first[0][both], first[1][both]
+            order = np.argsort(rows[0])
+            self._rows[key] = rows[0][order], rows[1][order]
+        return self._rows[key]
+
+
+def keys_of(a: TokenRun, b: TokenRun) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return what rows are matched by: the context, and the step if both runs have the same."""
+    tables = a.table, b.table
+    shared = all(table.is_stepped for table in tables) and np.isin(tables[0].step, tables[1].step)
+    if not np.any(shared):
+        return a.table.identity, b.table.identity
+    return at_step(a.table), at_step(b.table)
+
+
+def at_step(
+    table: TokenTable, entry: Any = slice(None), step: Integers | None = None
+) -> NDArray[np.uint64]:
+    """Return identities of contexts at training steps: those of the table, or others."""
+    step = table.step[entry] if step is None else step
+    found: NDArray[np.uint64] = table.identity[entry] ^ mixed(step.astype(np.uint64) * _STEP)
+    return found
+
+
+# -- differences ---------------------------------------------------------------------------
+
+
+class _Compared(NamedTuple):
+    """The rows of one name that both runs have, and how far apart they are."""
+
+    name: str
+    name_b: str
+    kind: str
+    type: str
+    entry_a: Integers
+    entry_b: Integers
+    a: NDArray[Any]
+    b: NDArray[Any]
+    difference: Floats
+
+
+def _compared(
+    a: TokenRun, b: TokenRun, name: str, name_b: str, rows_a: Integers, rows_b: Integers
+) -> _Compared:
+    x, y = a.names[name], b.names[name_b]
+    if x.value.shape[1:] != y.value.shape[1:]:
+        shapes = f"{x.value.shape[1:]} and {y.value.shape[1:]}"
+        raise TensortapError(f"{name!r}: rows have the shapes {shapes}: pass names={{…}}")
+    kind = _kind(name, x, y)
+    if kind == LOGPROBS:  # there is nothing from which the first token was drawn
+        drawn = a.table.place[x.entry[rows_a]] > 0
+        rows_a, rows_b = rows_a[drawn], rows_b[drawn]
+    left, right = _taken(x, rows_a), _taken(y, rows_b)
+    difference = _DIFFERENCES[kind](left, right, name.endswith(BY_TOKEN))
+    return _Compared(
+        name, name_b, kind, x.type or y.type, x.entry[rows_a], y.entry[rows_b], left, right,
+        difference,
+    )  # fmt: skip
+
+
+def _taken(rows: TokenRows, chosen: Integers) -> NDArray[Any]:
+    if len(chosen) == len(rows.value) and bool((np.diff(chosen) == 1).all()):
+        return rows.value
+    return rows.value[chosen]
+
+
+def _kind(name: str, a: TokenRows, b: TokenRows) -> str:
+    if a.value.dtype.kind in "iub" and b.value.dtype.kind in "iub":
+        return EXPERTS
+    if a.value[0:1].size > 1:
+        return HIDDEN
+    return LOGPROBS if "logp" in name.lower().replace("_", "") else NUMBERS
+
+
+def _of_logprobs(a: NDArray[Any], b: NDArray[Any], _: bool) -> Floats:
+    x, y = a.reshape(-1).astype(np.float64), b.reshape(-1).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        return np.where(x == y, 0.0, y - x)
+
+
+def _of_numbers(a: NDArray[Any], b: NDArray[Any], _: bool) -> Floats:
+    x, y = a.reshape(-1), b.reshape(-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = np.abs(y - x) / np.maximum(np.abs(x), np.abs(y))
+    found[x == y] = 0.0
+    return np.asarray(found, np.float64)
+
+
+def _of_hidden(a: NDArray[Any], b: NDArray[Any], is_sketch: bool) -> Floats:
+    """Return |a - b| ÷ the larger of |a| and |b|, row by row."""
+    x, y = a.reshape(len(a), -1), b.reshape(len(b), -1)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        if is_sketch:
+            size, apart = np.maximum(x[:, 0], y[:, 0]), x[:, 1:] - y[:, 1:]
+        else:
+            size = np.maximum(*(np.sqrt(np.einsum("ij,ij->i", z, z)) for z in (x, y)))
+            apart = x - y
+        found = np.sqrt(np.einsum("ij,ij->i", apart, apart)) / size
+    found[(x == y).all(axis=1)] = 0.0
+    return np.asarray(found, np.float64)
+
+
+def _of_experts(a: NDArray[Any], b: NDArray[Any], _: bool) -> Floats:
+    """Return the share of other experts of each token, whatever their order."""
+    x, y = (np.sort(z.reshape(len(z), -1), axis=1) for z in (a, b))
+    return np.asarray((x != y).mean(axis=1), np.float64)
+
+
+_DIFFERENCES = {
+    LOGPROBS: _of_logprobs, NUMBERS: _of_numbers, HIDDEN: _of_hidden, EXPERTS: _of_experts,
+}  # fmt: skip
+
+
+# -- verdicts ------------------------------------------------------------------------------
+
+
+def _epsilon(run: TokenRun) -> float:
+    """Return the distance of neighbors near 1, in the dtype that most names of a run have."""
+    dtypes = [rows.dtype for rows in run.names.values() if rows.value.dtype.kind == "f"]
+    counts = collections.Counter(_EPSILON.get(dtype, 2.0**-23) for dtype in dtypes)
+    return max(counts, key=lambda epsilon: (counts[epsilon], epsilon), default=2.0**-23)
+
+
+class _Tolerance(NamedTuple):
+    usual: float  # of the median
+    largest: float
+
+
+def _tolerance(each: _Compared, epsilon: float) -> _Tolerance:
+    if each.kind == EXPERTS:
+        return _Tolerance(0.0, 0.0 if epsilon < 1e-6 else 1.0)
+    scale = 1.0
+    if each.kind == LOGPROBS and len(each.a):  # a difference of logits, which are of this size
+        finite = np.abs(each.a[np.isfinite(each.a)])
+        scale = max(1.0, float(np.median(finite))) if len(finite) else 1.0
+    return _Tolerance(_USUAL * epsilon * scale, _LARGEST * epsilon * scale)
+
+
+def _noise_of(
+    a: TokenRun, noise: TokenRun, found: list[_Compared], epsilon: float
+) -> dict[str, _Tolerance]:
+    """Return how far a rerun is from `a`, name by name; of other names, what their dtype gives."""
+    pairs = _pairs(a, noise, {})
+    tolerances = {each.name: _tolerance(each, epsilon) for each in found}
+    for pair in _Matches(a, noise, pairs):
+        each = _compared(a, noise, *pair)
+        if each.name in tolerances and len(each.difference):
+            size = np.abs(each.difference)
+            least = 2.0**-23 if each.kind != EXPERTS else 0.0
+            usual = max(float(np.median(size)), float(np.quantile(size, 0.9)) / 2, least)
+            most = max(float(size.max()), 2 * usual)
+            tolerances[each.name] = _Tolerance(_NOISE * usual, _NOISE * most)
+    return tolerances
+
+
+def _judged(each: _Compared, tolerance: _Tolerance) -> NameDifference:
+    size = np.abs(each.difference)
+    size = np.where(np.isnan(size), np.inf, size)
+    quantiles = tuple(float(q) for q in np.quantile(size, _QUANTILES)) if len(size) else (0.0,) * 3
+    largest = float(size.max(initial=0.0))
+    if not len(size):
+        verdict = NONE
+    elif largest == 0:
+        verdict = AGREE
+    elif quantiles[0] <= tolerance.usual and largest <= tolerance.largest:
+        verdict = ROUNDING
+    else:
+        verdict = DIFFER
+    return NameDifference(
+        each.name.removesuffix(BY_TOKEN), each.name_b.removesuffix(BY_TOKEN), each.kind, each.type,
+        len(size), float(np.mean(size)) if len(size) else 0.0, largest, quantiles,
+        float((size > 0).mean()) if len(size) else 0.0, verdict, tolerance.usual, each.entry_a,
+        each.entry_b, each.a, each.b, each.difference,
+    )  # fmt: skip
+
+
+def _verdict(judged: Sequence[NameDifference]) -> str:
+    found = {each.verdict for each in judged}
+    return next((v for v in (DIFFER, ROUNDING, AGREE) if v in found), NONE)
+
+
+def _first(judged: Sequence[NameDifference]) -> NameDifference | None:
+    """Return the first layer that differs: modules are in the order in which they ended."""
+    layers = [each for each in judged if each.kind in (HIDDEN, EXPERTS, NUMBERS)]
+    return next((each for each in layers if each.verdict == DIFFER), None)
+
+
+def _logprobs(each: NameDifference | None) -> LogprobDifference | None:
+    if each is None or not each.rows:
+        return None
+    size = np.abs(each.difference)
+    log_ratio = -np.clip(np.nan_to_num(each.difference, nan=0.0), -700, 700)  # of A to B
+    ratio = np.exp(log_ratio)
+    return LogprobDifference(
+        each.name, each.rows, each.mean, each.largest,
+        {str(q): value for q, value in zip(_QUANTILES, each.quantiles, strict=True)},
+        float(np.mean(-log_ratio)), float(np.mean(ratio - 1 - log_ratio)),
+        float(((ratio < 0.8) | (ratio > 1.2)).mean()), float((size > each.tolerance).mean()),
+    )  # fmt: skip
+
+
+def _worst(
+    each: NameDifference | None, run: TokenRun, decoder: Callable[[list[int]], str] | None
+) -> tuple[WorstToken, ...]:
+    if each is None:
+        return ()
+    order = np.argsort(-np.abs(each.difference), kind="stable")[:_WORST]
+    found = []
+    for row in order.tolist():
+        if each.difference[row] == 0:
+            break
+        entry = int(each.entry_a[row])
+        context = run.table.context(entry)
+        text = "" if decoder is None else decoder(context)
+        a, b = (float(side.reshape(-1)[row]) for side in (each.a, each.b))
+        place = int(run.table.place[entry])
+        found.append(WorstToken(context[-1], place, a, b, tuple(context), str(text)))
+    return tuple(found)

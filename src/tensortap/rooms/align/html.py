@@ -1,0 +1,73 @@
+"""Write an alignment as one self-contained HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tensortap.rooms.align.picture import alignment_figure
+from tensortap.rooms.align.result import Alignment, NameDifference, WorstToken
+from tensortap.rooms.align.text import logprob_lines
+from tensortap.rooms.report.html_file import (
+    HtmlReport,
+    escape,
+    header,
+    html_table,
+    section,
+    write_html_file,
+)
+
+_NAMES = 500
+
+
+def write_html(found: Alignment, path: str | Path) -> Path:
+    """Write a report into a file."""
+    return write_html_file(path, render(found))
+
+
+def render(found: Alignment) -> str:
+    """Return the page as text."""
+    made = HtmlReport()
+    return made.page(f"{found.verdict} · tensortap align", "\n".join(_parts(found, made)))
+
+
+def _parts(found: Alignment, made: HtmlReport) -> Iterator[str]:
+    verdict = f"{'✓' if found else '✗'} {found.verdict}"
+    counts = [("tokens of A", found.tokens_a), ("tokens of B", found.tokens_b)]
+    counts += [("in both", found.matched)]
+    sides = [("A", found.a), ("B", found.b)]
+    yield header(verdict, "agree" if found else "differ", sides, counts)
+    yield "<main>"
+    if found.reasons:
+        rows = [(each.name, each.evidence) for each in found.reasons]
+        yield section("Reasons", html_table(rows, ["reason", "evidence"]))
+    if found.first is not None:
+        first = found.first
+        words = f"{first.name} {first.type} differs: {first.quantiles[0]:.3g}, relative"
+        yield section("First layer that differs", f"<p>{escape(words)}</p>")
+    if found.logprobs is not None:
+        lines = "".join(f"<p>{escape(line)}</p>" for line in logprob_lines(found.logprobs))
+        yield section("Log-probabilities", lines)
+    figure = made.figure(alignment_figure(found), "layers by tokens, colored by difference")
+    note = "One column per token, sequence by sequence; one row per layer, in order of execution."
+    yield section("Tokens by layers", figure, note)
+    if found.worst:
+        heads = ["token", "place", "A", "B", "context"]
+        table = html_table(map(_worst, found.worst), heads, numbers=[0, 1, 2, 3])
+        yield section("Tokens that are farthest apart", table)
+    heads = ["name", "kind", "rows", "mean", "largest", "verdict"]
+    table = html_table(map(_row, found.names[:_NAMES]), heads, numbers=[2, 3, 4])
+    yield section("Names", table, f"The first {_NAMES}." if len(found.names) > _NAMES else "")
+    yield "</main>"
+
+
+def _worst(each: WorstToken) -> tuple[object, ...]:
+    context = each.text or " ".join(map(str, each.context))
+    return each.token, each.place, f"{each.a:.5g}", f"{each.b:.5g}", context
+
+
+def _row(each: NameDifference) -> tuple[object, ...]:
+    return (
+        each.name, each.kind, f"{each.rows:,}", f"{each.mean:.3g}", f"{each.largest:.3g}",
+        each.verdict,
+    )  # fmt: skip

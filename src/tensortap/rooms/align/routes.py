@@ -1,0 +1,31 @@
+"""The route for the tab Align."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensortap.core.errors import TensortapError
+from tensortap.page.catalog import RunEntry
+from tensortap.page.responses import PageRequest, PageRoute
+from tensortap.rooms.align.align import align
+from tensortap.rooms.align.picture import alignment_figure
+from tensortap.rooms.align.text import logprob_lines
+from tensortap.rooms.figures.figures.theme import themed
+
+
+def aligned(request: PageRequest) -> dict[str, Any]:
+    """Return what two runs have in common, token by token, and the figure."""
+    entries = request.entries()
+    if len(entries) != 2:
+        raise TensortapError("name the run to align with: other=")
+    found = align(*(e.path if isinstance(e, RunEntry) else e.reader() for e in entries))
+    lines = list(logprob_lines(found.logprobs)) if found.logprobs is not None else []
+    if found.first is not None:
+        lines.append(f"first layer that differs: {found.first.name}")
+    lines += [f"{each.name}: {each.evidence}" for each in found.reasons]
+    figure = themed(alignment_figure(found), request.theme)
+    answer = {"verdict": found.verdict, "agree": bool(found), "lines": lines, "figure": figure}
+    return {**answer, "matched": found.matched, "tokens": [found.tokens_a, found.tokens_b]}
+
+
+ROUTES = (PageRoute("align", aligned),)

@@ -1,0 +1,198 @@
+"""Describe the tokens of a batch: a record beside the values, to which their tags refer.
+
+The record holds the ids as they were passed, padding included. The identity of a token, the hash of
+its context, is computed from it when runs are aligned: training pays for one copy of the ids.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from tensortap import values as arrays
+from tensortap.capture.pipeline import pipeline
+from tensortap.core import ranks
+from tensortap.core.errors import CaptureError
+from tensortap.core.record import Kind, Record
+
+TOKENS = "tokens"  # the name of the record, and the tag by which values refer to its `seq`
+STEPPED = "stepped"  # the tag of tokens that belong to a training step
+
+_RECENT = 16  # batches that values may still refer to
+_INTEGER = ("int", "uint")
+
+
+class _Batch(NamedTuple):
+    parts: tuple[_Mark | None, ...]
+    names: tuple[str, ...]
+    step: int | None
+    tags: dict[str, str]
+
+
+class _Mark(NamedTuple):
+    """What tells a tensor from others: itself and how often it was changed, or its content."""
+
+    reference: Callable[[], Any]
+    version: object
+
+    @classmethod
+    def of(cls, given: Any) -> _Mark | None:
+        if given is None:
+            return None
+        try:
+            version = given._version
+        except AttributeError:
+            return cls(type(None), arrays.digest_of(given))
+        except RuntimeError:  # an inference tensor counts no changes
+            on_host = given.device.type == "cpu"
+            return cls(type(None), arrays.digest_of(given) if on_host else object())
+        return cls(weakref.ref(given), version)
+
+    def is_same(self, other: _Mark | None) -> bool:
+        same = other is not None and self.version == other.version
+        return same and other is not None and self.reference() is other.reference()
+
+
+class _Known:
+    """The batches that were recorded last; another run, or a forked process, knows none."""
+
+    def __init__(self) -> None:
+        self._counters: object = None
+        self._queues: object = None
+        self._batches: list[_Batch] = []
+
+    def find(self, parts: tuple[_Mark | None, ...], names: tuple[str, ...]) -> Any:
+        if self._counters is not pipeline.counters or self._queues != pipeline.queues:
+            self._counters, self._queues = pipeline.counters, pipeline.queues
+            self._batches = []
+        for batch in reversed(self._batches):
+            pairs = zip(batch.parts, parts, strict=True)
+            if (
+                batch.step == pipeline.clock.step
+                and batch.names == names
+                and all(a is b if a is None else a.is_same(b) for a, b in pairs)
+            ):
+                return batch.tags
+        return None
+
+    def add(self, batch: _Batch) -> None:
+        self._batches = [*self._batches[1 - _RECENT :], batch]
+
+
+_known = _Known()
+
+
+def catch_tokens(
+    value: Any, tokens: Any, positions: Any, mask: Any, cu_seqlens: Any, sequence: Any
+) -> dict[str, str]:
+    """Record the tokens of a value's rows, once per batch; return the tags of the value."""
+    cls, _, shape = arrays.describe(value)
+    tokens = _as_array("tokens", tokens)
+    rows_of(shape, shape_of("tokens", tokens), cls)
+    return record_tokens(tokens, positions, mask, cu_seqlens, sequence)
+
+
+def record_tokens(
+    tokens: Any, positions: Any, mask: Any, cu_seqlens: Any, sequence: Any
+) -> dict[str, str]:
+    """Record the tokens of a batch unless a recent record is about the same; return its tag."""
+    tokens = _as_array("tokens", tokens)
+    shape = shape_of("tokens", tokens)
+    parts: dict[str, Any] = {"tokens": tokens}
+    for name, given in (("positions", positions), ("mask", mask), ("cu_seqlens", cu_seqlens)):
+        if given is not None:
+            parts[name] = _checked(name, _as_array(name, given), shape)
+    names = _sequences(sequence)
+    marks = tuple(map(_Mark.of, (tokens, positions, mask, cu_seqlens)))
+    tags: dict[str, str] | None = _known.find(marks, names)
+    if tags is None:
+        tags = _record({**parts, "sequence": list(names)} if names else parts)
+        _known.add(_Batch(marks, names, pipeline.clock.step, tags))
+    return tags
+
+
+def _record(value: dict[str, Any]) -> dict[str, str]:
+    start = time.perf_counter_ns()
+    snapshot, nbytes = arrays.snapshot(value, pipeline.pool)
+    seq, step = pipeline.next_seq(), pipeline.clock.step
+    rank, world_size = ranks.rank_and_world_size()
+    record = Record(
+        TOKENS, Kind.VALUE, step or 0, 0, seq, rank, world_size, time.time_ns(), "builtins.dict",
+        value=snapshot, tags={} if step is None else {STEPPED: "1"},
+    )  # fmt: skip
+    pipeline.put_captured(record, nbytes, start)
+    return {TOKENS: str(seq)}
+
+
+def _as_array(name: str, given: Any) -> Any:
+    """Return ids as an array or a tensor; lists of numbers become one."""
+    if isinstance(given, (list, tuple)):
+        import numpy as np
+
+        try:
+            given = np.array(given, np.int64)
+        except (TypeError, ValueError):
+            raise TypeError(f"{name} must be ids of equal rows, got {given!r:.80}") from None
+    if not hasattr(given, "shape") or not hasattr(given, "dtype"):
+        raise TypeError(f"{name} must be an array of integers, got {type(given).__name__}")
+    return given
+
+
+def shape_of(name: str, given: Any) -> tuple[int, ...]:
+    """Return the shape of ids, which are one sequence or a batch of them."""
+    _, dtype, shape = arrays.describe(given)
+    if not dtype.startswith(_INTEGER) or not 1 <= len(shape) <= 2:
+        raise TypeError(
+            f"{name} must be integers of one or two dimensions, got {dtype} of shape {shape}"
+        )
+    return shape
+
+
+def _checked(name: str, given: Any, shape: tuple[int, ...]) -> Any:
+    """Return a description of tokens; raise if it does not fit them."""
+    _, dtype, own = arrays.describe(given)
+    if name == "cu_seqlens":
+        if len(own) != 1 or not dtype.startswith(_INTEGER) or len([n for n in shape if n > 1]) > 1:
+            raise TypeError(
+                f"cu_seqlens must be offsets into tokens of one row, got {dtype} of shape {own} "
+                f"for tokens of shape {shape}"
+            )
+    elif not dtype.startswith((*_INTEGER, "bool")) or own not in (
+        shape,
+        shape[1:],
+        (1, *shape[1:]),
+    ):
+        raise ValueError(f"{name} must have the shape {shape} of tokens, got {dtype} {own}")
+    return given
+
+
+def _sequences(sequence: Any) -> tuple[str, ...]:
+    if sequence is None:
+        return ()
+    if isinstance(sequence, (str, int)):
+        return (str(sequence),)
+    if isinstance(sequence, Sequence) and all(isinstance(n, (str, int)) for n in sequence):
+        return tuple(map(str, sequence))
+    raise TypeError(f"sequence must be a name, or a list with one per row, got {sequence!r:.80}")
+
+
+def rows_of(shape: tuple[int, ...], tokens: tuple[int, ...], cls: str = "") -> tuple[int, int]:
+    """Return how many leading dimensions of a value are its rows, and of how many tokens per row.
+
+    A value with fewer columns than tokens is about the last ones.
+
+    >>> rows_of((2, 7, 64), (2, 7)), rows_of((14, 8), (2, 7)), rows_of((2, 3), (2, 7))
+    ((2, 7), (1, 7), (2, 3))
+    """
+    batch, length = (1, *tokens)[-2:]
+    if shape[:2] == (batch, length) and len(shape) > 1:
+        return 2, length
+    if shape[:1] == (batch * length,):
+        return 1, length
+    if len(shape) > 1 and shape[0] == batch and shape[1] <= length:
+        return 2, shape[1]
+    if batch == 1 and shape and shape[0] <= length:
+        return 1, shape[0]
+    raise CaptureError(f"{cls or 'a value'} of shape {shape} has no row per token of {tokens}")
