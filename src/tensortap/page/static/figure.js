@@ -33,6 +33,7 @@ export async function draw(element, figure, options = {}) {
   }
   if (!plotly() && options.preview) {
     options.preview(element, figure, options.height - 30);
+    element.parentElement.classList.remove("waiting");
     await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve))); // it is seen
   }
   await loadPlotly();
