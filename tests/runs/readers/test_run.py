@@ -27,7 +27,7 @@ def write(path, records, **options):
         if one.rank not in sinks:
             store = StoreSink(path, one.rank, **options)
             sinks[one.rank] = Queue(store, budget=1 << 30, overflow="newest", name="test")
-        sinks[one.rank].write(record, Ticket(1), 8)
+        sinks[one.rank].write(one, Ticket(1), 8)
     return sinks
 
 
