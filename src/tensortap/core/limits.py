@@ -116,7 +116,8 @@ def shortage() -> str:
     except OSError:
         return "less than 64 MiB of address space is left: raise ulimit -v"
     if not _can_start(_THREADS):
-        return f"fewer than {_THREADS} threads can be started: raise ulimit -u, ulimit -v or pids.max"
+        few = f"fewer than {_THREADS} threads can be started"
+        return f"{few}: raise ulimit -u, ulimit -v or pids.max"
     return ""
 
 
