@@ -27,7 +27,7 @@ widths = [512, 1024, 1024, 1024, 10]
 layers = [layer for a, b in zip(widths, widths[1:]) for layer in (nn.Linear(a, b), nn.ReLU())]
 model = nn.Sequential(*layers[:-1])
 optimizer = torch.optim.AdamW(model.parameters())
-for step in range(300):
+for step in range(100):
     loss = nn.functional.cross_entropy(model(torch.randn(256, 512)), torch.randint(10, (256,)))
     optimizer.zero_grad()
     loss.backward()

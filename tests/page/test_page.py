@@ -202,6 +202,21 @@ def test_opens_on_the_verdict(chromium, page):
         assert (tab.state()["name"], tab.state()["step"]) == ("blocks.1.mlp", "20")
 
 
+def test_layers_are_drawn_before_plotly_is_there(chromium, page):
+    q, held = chromium.new_page(), []
+    q.route("**/plotly.js*", lambda route: held.append(route))
+    q.goto(f"{page.url}#run=a&tab=overview")
+    cells = q.locator("#panel-overview .cells canvas")
+    assert cells.evaluate("(canvas) => [canvas.width, canvas.height]") == [STEPS, len(LAYERS)]
+    q.wait_for_function("() => document.querySelector('script[src*=plotly]')")
+    while not held:
+        q.wait_for_timeout(10)
+    held.pop().continue_()
+    q.wait_for_selector("#panel-overview .heatmaplayer")
+    assert not cells.count()
+    q.close()
+
+
 def test_a_link_to_a_missing_run_says_so(chromium, page):
     with Tab(chromium, page, "#run=missing") as tab:
         text = tab.page.locator("#nothing").inner_text()
