@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import multiprocessing
 import os
+import re
 import shutil
 import socket
 import statistics
@@ -366,19 +367,15 @@ def idle() -> list[Row]:
 
 def table(rows: list[Row]) -> list[str]:
     """Return the lines of the table of budgets; none if they were not measured."""
-    found: dict[str, dict[str, Row]] = {}
+    found: dict[str, list[str]] = {}
     for row in rows:
-        title, is_budget, share = row.name.removesuffix(" ÷ untracked").partition(", budget ")
+        title, is_budget, _ = row.name.partition(", budget ")
         if is_budget:
-            found.setdefault(title, {})[share] = row
-    titles = "| training | step | budget 1% | coverage | budget 5% | coverage |"
-    lines = [titles, "| --- " * 6 + "|"]
-    for title, by_share in found.items():
-        cells = [title, next(iter(by_share.values())).note.split("step ")[1].split(",")[0]]
-        for share in SHARES:
-            row = by_share[share]
-            cells += [f"{row.ratio - 1:+.2%}", row.note.partition(" ms, ")[2]]
-        lines.append(f"| {' | '.join(cells)} |")
+            seen = re.search(r"(\d+) of \d+ tensors within (\d+) steps", row.note)
+            coverage = "/".join(seen.groups()) if seen else "?"
+            found.setdefault(title, []).append(f"{row.ratio - 1:+.1%} ({coverage})")
+    lines = ["| training | 1% | 5% |", "| --- | --- | --- |"]
+    lines += [f"| {' | '.join([title, *cells])} |" for title, cells in found.items()]
     return lines if found else []
 
 

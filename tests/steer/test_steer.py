@@ -10,11 +10,13 @@ import sys
 import threading
 
 import pytest
+import typer
 
 import tensortap as tap
+from tensortap.cli import main as command_line
 from tensortap.core.errors import NotFound, PatternError
 from tensortap.core.record import Kind
-from tests.commands import COMMANDS, type_in
+from tests.commands import type_in
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.slow
@@ -118,7 +120,8 @@ def test_32_ranks_of_which_one_is_stopped_and_one_killed(session, tmp_path):
 
 
 def documented(command):
-    (option,) = (each for each in COMMANDS[command].params if "--json" in each.opts)
+    commands = typer.main.get_command(command_line.app).commands
+    (option,) = (each for each in commands[command].params if "--json" in each.opts)
     words = option.help.removeprefix("Print JSON: ").removeprefix("a list of ").rstrip(".")
     return words.partition(";")[0].split(", ")
 

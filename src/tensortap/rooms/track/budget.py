@@ -22,6 +22,7 @@ _UNKNOWN = 100_000  # nanoseconds of a look that was never made
 _HOOK = 6_000  # of torch calling a hook, which nobody measures
 _SPENT = 0.8  # of a budget: what looking does to caches and allocators, nobody measures
 _LIFTED = 3  # steps in which everything of a module is looked at after an alert about it
+_DEBT = 30  # steps whose earnings a step may owe: what the scheduler took was no look
 _FEW = 20  # steps after which the pace and the cost of the norm are known
 _WRITING = 10  # steps in which the records of free looks are written
 _FIRST = 2  # looks at everything that are not paid for: the first ones compile
@@ -177,7 +178,7 @@ class Budget:
         if self._lifted:
             own = min(own, self._earned)
         most = 100 * self._earned + self._most()
-        self._saved = min(max(self._saved + self._earned - own, -most), most)
+        self._saved = min(max(self._saved + self._earned - own, -_DEBT * self._earned), most)
 
     def _price_of_everything(self, own: float, elapsed: int) -> float:
         """Return what a step with a look takes more than others; compiled code is not measured."""

@@ -389,7 +389,7 @@ class ParameterHooks:
         self._early.clear()
 
     def begin_step(self) -> None:
-        """In a budget, note the gradients that this step is to look at, as they are now."""
+        """Note, in a budget, the gradients that this step is to look at, as they are now."""
         if self.observer.plan.budget is not None:
             self._gradients.end_step(dict(self._chosen(Kind.WEIGHT_GRADIENT)))
 
