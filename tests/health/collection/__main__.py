@@ -31,7 +31,7 @@ SET_UPS = ("plain", "trainer", "lightning", "accelerate", "compiled", "ddp", "ja
 IMPORTS = """
 import accelerate, lightning, torch, torch._dynamo, transformers
 from transformers import BertForMaskedLM, GPT2LMHeadModel, Trainer
-import tensortap.__main__, tensortap.rooms.health.command, tensortap.rooms.health.torch.finding
+import tensortap.__main__, tensortap.rooms.program.command, tensortap.rooms.program.torch.finding
 """
 
 

@@ -211,7 +211,8 @@ def health_text(rows: Sequence[RuleHealth], *, all_rules: bool = True) -> Text:
         if lines >= left:
             lines -= 1
             shown.append(f"  {plain(row.message, 600)}")
-            shown.append(f". {row.remedy}" if row.remedy else "", "dim")
+            end = "" if row.message.endswith("?") else "."
+            shown.append(f"{end} {row.remedy}" if row.remedy else "", "dim")
             shown.append("\n")
     for state, words in _OTHERS if all_rules else _OTHERS[:1]:
         if names := _names(rows, state):

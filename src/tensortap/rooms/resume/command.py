@@ -135,7 +135,7 @@ def _first_of(one: dict[str, str], two: dict[str, str]) -> list[str]:
 
 def main() -> None:
     """Run a program in this process, and write its states to a file."""
-    from tensortap.rooms.health.program import AfterImport, execute
+    from tensortap.rooms.program.program import AfterImport, execute
 
     file, option, number, _, *words = sys.argv[1:]
 

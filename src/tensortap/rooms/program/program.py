@@ -22,7 +22,7 @@ from tensortap.core.ranks import rank_and_world_size
 from tensortap.runs.init import finish, finish_at_exit, init, join, opened
 
 if TYPE_CHECKING:
-    from tensortap.rooms.health.torch.finding import TrainedModels
+    from tensortap.rooms.program.torch.finding import TrainedModels
 
 log = logging.getLogger("tensortap")
 
@@ -76,7 +76,7 @@ class _Watching:
         self._undo.append(functools.partial(setattr, owner, name, original))
 
     def _look(self) -> None:
-        from tensortap.rooms.health.torch.finding import TrainedModels
+        from tensortap.rooms.program.torch.finding import TrainedModels
 
         self.found = TrainedModels(self._options)
         self.found.attach()
@@ -102,7 +102,7 @@ class _Watching:
             return None
         self._make_room()
         plain = {name: each for name, each in self._options.items() if name != "shows"}
-        own = "-m", "tensortap.rooms.health.program", str(self.path), json.dumps(plain)
+        own = "-m", "tensortap.rooms.program.program", str(self.path), json.dumps(plain)
         return [*words[:place], *own, *words[place:]], *args[1:]
 
     def _make_room(self) -> None:

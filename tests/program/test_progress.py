@@ -27,7 +27,7 @@ BEGIN = """
         while os.path.exists("alive"):
             time.sleep(0.02)
         os._exit(code)
-    import tensortap.rooms.health.progress as progress
+    import tensortap.rooms.program.progress as progress
     progress._SECONDS = 0.02  # many updates
     sys.argv = {words}
     if sys.argv[0] == "tensortap":

@@ -13,7 +13,7 @@ from tensortap.cli.terminal import message
 from tensortap.rooms.track.budget import parse_budget
 
 if TYPE_CHECKING:
-    from tensortap.rooms.health.torch.finding import TrainedModel
+    from tensortap.rooms.program.torch.finding import TrainedModel
     from tensortap.rooms.track.options import TrackOptions
 
 _SECONDS = 0.5  # between two updates

@@ -1,4 +1,4 @@
-"""`tensortap run` and `tensortap check`: what is wrong with a training, and what to do about it."""
+"""`tensortap run`: track a program, and print what is wrong with its training."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ import typer
 
 from tensortap.cli.terminal import json_option, message, print_json
 from tensortap.core.errors import TensortapError
+from tensortap.rooms.health.check import FIELDS, print_rules
 from tensortap.rooms.track.budget import parse_budget
 
 if TYPE_CHECKING:
-    from tensortap.rooms.health.report import RuleHealth
-    from tensortap.rooms.health.torch.finding import TrainedModels
-
-_FIELDS = "rule, state, looks_for, remedy, alerts, name, kind, step, rank, message"
+    from tensortap.rooms.program.torch.finding import TrainedModels
 
 
 def run(
@@ -39,7 +37,7 @@ def run(
     view: bool = typer.Option(False, "--view", help="Open the page while the program trains."),
     line: bool = typer.Option(True, "--progress/--no-progress", help="Show a line of progress."),
     as_json: bool = json_option(
-        f"run, exit_code, not_seen, rules ({_FIELDS}); the program prints to stderr"
+        f"run, exit_code, not_seen, rules ({FIELDS}); the program prints to stderr"
     ),
 ) -> None:
     """Run a training program and track the models that torch optimizers train, with all rules.
@@ -48,8 +46,8 @@ def run(
     of the program. With several processes: torchrun … -m tensortap run train.py
     """
     from tensortap.core.ranks import rank_and_world_size
-    from tensortap.rooms.health.program import run_program
-    from tensortap.rooms.health.progress import Progress
+    from tensortap.rooms.program.program import run_program
+    from tensortap.rooms.program.progress import Progress
     from tensortap.runs.init import init
 
     if not module and not Path(program[0]).is_file():
@@ -136,7 +134,7 @@ def _report(path: Path, found: TrainedModels | None, show_all: bool) -> None:
         rows = health_of(table, reader)
         stepped = by_others or any(model.steps for model in (found.models if found else ()))
         if stepped or any(row.alerts for row in rows):
-            _print(str(path), rows, stderr=True, show_all=show_all)
+            print_rules(str(path), rows, stderr=True, show_all=show_all)
             message(f"tensortap view {path}")
 
 
@@ -166,42 +164,3 @@ def could_not_look(found: TrainedModels | None) -> Iterator[str]:
             yield "no step of an optimizer was seen, so rules over steps could not look"
         elif not model.losses:
             yield "no loss was seen: backward() was called on no tensor with one value"
-
-
-def check(
-    run: str = typer.Argument(..., help="Folder or URL of a run, or host:port of a live session."),
-    as_json: bool = json_option(f"a list of {_FIELDS}"),
-    show_all: bool = typer.Option(False, "--all", help="Name all rules."),
-) -> None:
-    """Show what each rule has found in a run, where, since when, and what to do.
-
-    Exit with 1 if something is wrong; hints do not count. A run that was tracked without alerts
-    is checked now, as far as its statistics tell.
-    """
-    from tensortap.api.open import open as open_run
-    from tensortap.rooms.health.report import health_of
-    from tensortap.table.table import table_of
-
-    reader = open_run(run).reader
-    rows = health_of(table_of(reader), reader, compute=True)
-    if as_json:
-        print_json(rows)
-    else:
-        _print(run, rows, show_all=show_all)
-    raise typer.Exit(int(any(row.state == "problem" for row in rows)))
-
-
-def _print(
-    title: str, rows: list[RuleHealth], *, stderr: bool = False, show_all: bool = False
-) -> None:
-    from rich.console import Console
-
-    from tensortap.rooms.health.report import health_text, summary_of
-
-    head = f"{title}: {summary_of(rows)}"
-    console = Console(stderr=stderr)
-    if stderr:
-        message(head)
-    else:
-        console.print(head, soft_wrap=True, highlight=False, markup=False)
-    console.print(health_text(rows, all_rules=show_all), soft_wrap=True, end="")
