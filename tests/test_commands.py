@@ -17,6 +17,7 @@ COMMANDS = typer.main.get_command(command_line.app).commands
 
 # what comes before the option: {run}, {file} and {new} are paths
 ARGUMENTS = {
+    "align": "{run} {run}",
     "bisect": "{run} true", "check": "{run}", "compact": "{run}", "compare": "{run} {run}",
     "demo": "", "doctor": "",
     "film": "{run} w {new}.gif", "ls": "{folder}",
@@ -29,6 +30,7 @@ ARGUMENTS = {
 
 # by command and option: values, and what the message says beside the option's name
 WRONG = {
+    "align": {"--noise": "{new} {run}", "--map": "x =x x=", "--html": "{folder} {new}/a.html"},
     "bisect": {
         "--step": "x", "--atol": "x -1 nan", "--rtol": "x -1 nan",
         "--map": "x (=x x=\\9 =",
@@ -81,6 +83,7 @@ CASES = [
 ]
 # arguments: the message contains the value
 ARGUMENTS_WRONG = [
+    ("align {run} {run}", "has no tokens"), ("align {new} {run}", "{new}"),
     ("bisect {new} true", "{new}"), ("bisect {run}", "Missing argument"),
     ("bisect {run} true", "has no step of a tracked model"),
     ("compare {new} {run}", "{new}"), ("compare {run} {file}", "{file}"),

@@ -24,6 +24,7 @@ from tests.commands import type_in
 COMMANDS = typer.main.get_command(command_line.app).commands
 # what they type beside --json, and how they may end; tests/bisect types bisect, which runs programs
 LINES = {
+    "align": ("{run} {run}", 0),
     "check": ("{run}", 1), "compact": ("{run}", 0), "compare": ("{run} {run}", 0),
     "doctor": ("127.0.0.1:1", 0), "film": ("{run} w {new}.gif --size 160x120", 0),
     "ls": ("{folder}", 0), "ranks": ("{run}", 0), "report": ("{run} {new}.html", 0),
@@ -43,6 +44,7 @@ def places(tmp_path_factory):
     with tap.track(model, alerts=True) as tracker:
         for step in range(3):
             tap.catch(np.full((2, 3), float(step)), "w")
+            tap.catch(np.full((1, 3), -1.0), "logprobs", tokens=[[1, 2, step]])
             model(torch.tensor([[1.0, float("nan")]])).sum().backward()
             tracker.step(loss=float("nan"))
     pipeline.put(record_of(Alert("why", "w", Kind.OP, 2, 0, "m", "é"), seq=99, time_ns=0))

@@ -31,6 +31,7 @@ def commands(run: Path, good: Path, out: Path) -> dict[str, list[str]]:
         "show a tensor": ["show", here, "w", "--values"],
         "show a dict": ["show", here, "d", "--values"],
         "show a file": ["show", here, "f", "--values"],
+        "align": ["align", here, here],
         "compare": ["compare", here, str(good)],
         "compare --json": ["compare", str(good), here, "--json"],
         "report": ["report", here, str(out / "a.html")],

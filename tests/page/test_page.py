@@ -23,10 +23,11 @@ VIEWS = {
     "tensors": "tensors", "health": "problems", "alerts": "problems", "ranks": "ranks",
     "compare": "compare", "provenance": "run", "receipt": "run", "operations": "layers",
     "analyses": "problems", "probes": "layers", "compaction": "run",
+    "align": "compare",
 }  # fmt: skip
 """Each view, and the tab that shows it."""
 # nothing of these runs is in them
-UNUSED = ("ranks", "operations", "analyses", "probes", "compaction")
+UNUSED = ("ranks", "operations", "analyses", "probes", "compaction", "align")
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
     "--disable-component-update",

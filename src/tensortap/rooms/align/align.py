@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -219,7 +220,7 @@ def _of_numbers(a: NDArray[Any], b: NDArray[Any], _: bool) -> Floats:
 
 def _of_hidden(a: NDArray[Any], b: NDArray[Any], is_sketch: bool) -> Floats:
     """Return |a - b| ÷ the larger of |a| and |b|, row by row."""
-    x, y = a.reshape(len(a), -1), b.reshape(len(b), -1)
+    x, y = _flat(a), _flat(b)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         if is_sketch:
             size, apart = np.maximum(x[:, 0], y[:, 0]), x[:, 1:] - y[:, 1:]
@@ -231,9 +232,13 @@ def _of_hidden(a: NDArray[Any], b: NDArray[Any], is_sketch: bool) -> Floats:
     return np.asarray(found, np.float64)
 
 
+def _flat(rows: NDArray[Any]) -> NDArray[Any]:
+    return rows.reshape(len(rows), math.prod(rows.shape[1:]))
+
+
 def _of_experts(a: NDArray[Any], b: NDArray[Any], _: bool) -> Floats:
     """Return the share of other experts of each token, whatever their order."""
-    x, y = (np.sort(z.reshape(len(z), -1), axis=1) for z in (a, b))
+    x, y = (np.sort(_flat(z), axis=1) for z in (a, b))
     return np.asarray((x != y).mean(axis=1), np.float64)
 
 

@@ -19,7 +19,7 @@ from tensortap.capture.ticket import Ticket
 from tensortap.core.arguments import check_text, check_whole, checked
 from tensortap.core.errors import CaptureError, NotFound, TensortapError
 from tensortap.core.ranks import rank_and_world_size
-from tensortap.core.record import Record, Shard
+from tensortap.core.record import Kind, Record, Shard
 from tensortap.rooms.align.rows import CASTS, Sums, added, digest_rows
 from tensortap.rooms.align.watch import KEY, digest_text
 from tensortap.values.adapters import adapter_of
@@ -165,7 +165,7 @@ def load_digest(path: str | Path) -> Digest:
     return _decoded(path.read_bytes(), str(path))
 
 
-def recorded_digests(source: Any, name: str) -> list[Digest]:
+def recorded_digests(source: Any, name: str, last: int | None = None) -> list[Digest]:
     """Return what `Digest.record` has sent to a run or session, the oldest first, with history.
 
     Each has the earlier versions of the same program as its history.
@@ -173,7 +173,7 @@ def recorded_digests(source: Any, name: str) -> list[Digest]:
     reader = getattr(source, "reader", source)
     past: dict[str, collections.deque[Digest]] = {}
     result = []
-    for record in reader.records(name=name):
+    for record in reader.records(name, kind=Kind.VALUE, last=last):
         if (found := digest_in(reader.load(record))) is not None:
             before = past.setdefault(found.source, collections.deque(maxlen=HISTORY))
             result.append(msgspec.structs.replace(found, history=tuple(before)))

@@ -35,11 +35,14 @@ def alignment_figure(found: Alignment) -> Figure:
     if not shown:
         return message_figure("no token is in both runs")
     table = found.runs[0].table
-    entries = np.unique(np.concatenate([each.entry_a for each in shown]))
+    # a context that several batches have is one column
+    _, first, same = np.unique(table.identity, return_index=True, return_inverse=True)
+    column_of = first[same]
+    entries = np.unique(column_of[np.concatenate([each.entry_a for each in shown])])
     wide, tall = math.ceil(len(entries) / _TOKENS), math.ceil(len(shown) / _LAYERS)
     cells = np.full((math.ceil(len(shown) / tall), math.ceil(len(entries) / wide)), -1.0)
     for row, each in enumerate(shown):
-        column = np.searchsorted(entries, each.entry_a) // wide
+        column = np.searchsorted(entries, column_of[each.entry_a]) // wide
         size = np.nan_to_num(np.abs(each.difference), nan=np.inf)
         np.maximum.at(cells[row // tall], column, size)
     firsts = entries[::wide]

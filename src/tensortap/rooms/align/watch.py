@@ -21,7 +21,6 @@ KEY = "tensortap.digest"
 """The key in the dict that a record of a digest holds."""
 
 _INTERVAL = 0.5  # seconds
-_NAMED = 5  # weights in a message
 _LOOKED_AT = 64  # newest records of a name
 
 
@@ -49,9 +48,8 @@ class DigestWatch:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._written = 0
-        self._names: dict[str, bool] = {}  # whether digests are recorded under a name
-        self._seen: set[tuple[int, int]] = set()  # times and numbers of records
-        self._known: dict[str, dict[str, list[Digest]]] = {}  # by name and program, newest first
+        self._newest: dict[str, int | None] = {}  # by name: time of a digest; None: holds others
+        self._compared: set[tuple[str, int | None, str]] = set()  # name, version and program
         self._wrong: set[tuple[str, str, str]] = set()  # name and both programs
 
     def poll(self) -> list[Alert]:
@@ -60,59 +58,51 @@ class DigestWatch:
         if history.written == self._written:
             return []
         self._written = history.written
-        for name in history.names():
-            if name not in self._names:  # the first record tells
-                first = history.records(name, last=1)
-                self._names[name] = any(digest_text(record) is not None for record in first)
-        names = [name for name, is_digest in self._names.items() if is_digest]
-        if not names:
-            return []
-        # late: most sessions have no digests, and these import NumPy
-        from tensortap.alerts import record_of
-        from tensortap.rooms.align.digest import digest_in
-
         alerts = []
-        before, self._seen = self._seen, set()
-        for name in names:
-            for record in history.records(name, kind=Kind.VALUE, last=_LOOKED_AT):
-                key = record.time_ns, record.seq
-                self._seen.add(key)
-                if key not in before:
-                    try:
-                        found = digest_in(record)
-                    except TensortapError as error:  # records may come from anyone
-                        log.warning("tensortap: %s", error)
-                        continue
-                    alerts += self._compare(name, found) if found is not None else []
-        now = time.time_ns()
-        history.write([record_of(alert, seq=0, time_ns=now) for alert in alerts])
+        for name in history.names():
+            newest = history.records(name, last=1) if self._newest.get(name, 0) is not None else []
+            for record in newest:
+                if name not in self._newest and digest_text(record) is None:
+                    self._newest[name] = None
+                elif self._newest.get(name) != record.time_ns:
+                    self._newest[name] = record.time_ns
+                    alerts += self._compare(name)
+        if alerts:
+            from tensortap.alerts import record_of
+
+            now = time.time_ns()
+            history.write([record_of(alert, seq=0, time_ns=now) for alert in alerts])
         for alert in alerts:
             log.warning("tensortap: %s", alert)
         return alerts
 
-    def _compare(self, name: str, digest: Digest) -> list[Alert]:
-        """Compare a digest with that of the same version in other programs; keep it."""
+    def _compare(self, name: str) -> list[Alert]:
+        """Compare each version with that of the program that recorded it first."""
+        # late: most sessions have no digests, and these import NumPy
         from tensortap.alerts import Alert
-        from tensortap.rooms.align.digest import HISTORY
+        from tensortap.rooms.align.digest import recorded_digests
+        from tensortap.rooms.align.weights import compare_digests
 
-        programs = self._known.setdefault(name, {})
-        alerts = []
-        for other, versions in programs.items():
-            at = next(
-                (i for i, each in enumerate(versions) if each.version == digest.version), None
-            )
-            if other == digest.source or at is None:
+        try:
+            found = recorded_digests(self._server.history, name, last=_LOOKED_AT)
+        except TensortapError as error:  # records may come from anyone
+            log.warning("tensortap: %s", error)
+            return []
+        alerts: list[Alert] = []
+        first: dict[int | None, Digest] = {}
+        for held in found:
+            sent = first.setdefault(held.version, held)
+            key, pair = (name, held.version, held.source), (name, sent.source, held.source)
+            if sent.source == held.source or key in self._compared:
                 continue
-            sent, pair = versions[at], (name, other, digest.source)
-            message = _difference(sent, digest, versions[at + 1 :])
-            if message and pair not in self._wrong:
-                text = f"version {digest.version} has not arrived in {digest.source}: {message}"
-                step = digest.version or 0
-                alerts.append(Alert("weights", name, Kind.VALUE, step, 0, "", text))
-            (self._wrong.add if message else self._wrong.discard)(pair)
-        own = programs.setdefault(digest.source, [])
-        own.insert(0, digest)
-        del own[HISTORY:]
+            self._compared.add(key)
+            report = compare_digests(sent, held)
+            if report:
+                self._wrong.discard(pair)
+            elif pair not in self._wrong:
+                self._wrong.add(pair)
+                text = f"version {held.version} has not arrived in {held.source}: {report.summary}"
+                alerts.append(Alert("weights", name, Kind.VALUE, held.version or 0, 0, "", text))
         return alerts
 
     def run(self) -> None:
@@ -124,18 +114,3 @@ class DigestWatch:
             except Exception:
                 log.exception("tensortap: digests are no longer compared")
                 return
-
-
-def _difference(sent: Digest, held: Digest, past: list[Digest]) -> str:
-    """Return what differs between two digests in words; empty if nothing does."""
-    from msgspec.structs import replace
-
-    from tensortap.rooms.align.weights import compare_digests
-
-    report = compare_digests(replace(sent, history=tuple(past)), held)
-    if report:
-        return ""
-    shown = [str(each) for each in report.wrong[:_NAMED]]
-    more = len(report.wrong) - len(shown)
-    shown += [f"{more:,} more"] * (more > 0)
-    return f"{report.line} with {sent.source}: {'; '.join(shown)}"

@@ -16,6 +16,7 @@ export const tab = {
   title: "Align",
   within: "Compare",
   about: "The same tokens in a trainer and an inference engine",
+  isUsed: (run) => run.names.includes("tokens"),
   alone: true,
   mount: (panel) => panel.append(tools(first, dim("with"), second), told, card),
 

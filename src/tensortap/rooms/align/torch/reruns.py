@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator
@@ -224,8 +225,9 @@ class Reruns:
         for name, layer in list(layers.items())[:_LAYERS]:
             for dtype in (torch.bfloat16, torch.float16):
                 words = f"a run with {name} in {str(dtype)[6:]}"
+                change = functools.partial(_coarse, layer, dtype)
                 try:
-                    predicted = self.predict(lambda _, m=layer, d=dtype: _coarse(m, d))
+                    predicted = self.predict(lambda _: change())  # noqa: B023  called at once
                 except (RuntimeError, TypeError):
                     continue  # the layer cannot compute in this dtype, so no engine did
                 yield "one layer in another precision", words, predicted
@@ -252,7 +254,7 @@ def _coarse(module: torch.nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
     try:
         module.to(dtype)
-        module.forward = run  # type: ignore[method-assign]
+        module.forward = run
         yield
     finally:
         del module.forward
