@@ -30,7 +30,7 @@ ARGUMENTS = {
 
 # by command and option: values, and what the message says beside the option's name
 WRONG = {
-    "align": {"--noise": "{new} {run}", "--map": "x =x x=", "--html": "{folder} {new}/a.html"},
+    "align": {"--noise": "{new} {file}", "--map": "x =x x=", "--html": "{folder} {new}/a.html"},
     "bisect": {
         "--step": "x", "--atol": "x -1 nan", "--rtol": "x -1 nan",
         "--map": "x (=x x=\\9 =",

@@ -16,6 +16,7 @@ from tensortap.capture.ledger import Receipt
 from tensortap.core.record import Kind, Record
 from tensortap.page.server import Page
 from tensortap.rooms.align.digest import Digest
+from tensortap.rooms.align.result import Alignment
 from tensortap.rooms.bisect.faulty_modules import BisectReport
 from tensortap.rooms.blackbox.blackbox import BlackBox
 from tensortap.rooms.compare.report import CompareReport
@@ -54,6 +55,7 @@ assert_type(tap.watch(model, tap.Recorder("videos"), every=2), Watcher)
 assert_type(tap.watcher(), Watcher)
 assert_type(tap.ops(), Operations)
 assert_type(tap.blackbox(train_step, model), BlackBox)
+assert_type(tap.align("runs/a", "runs/b"), Alignment)
 assert_type(tap.bisect(lambda: None, model, "runs/a"), BisectReport)
 try:
     compared = tap.compare("runs/a", "runs/b", rtol=1e-5)

@@ -38,6 +38,8 @@ def align(
         raise TensortapError(f"--map: {wrong[0]!r} is not A=B")
     if html is not None and (html.is_dir() or not html.absolute().parent.is_dir()):
         raise TensortapError(f"--html: cannot write {html}")
+    if noise is not None and not noise.is_dir():
+        raise TensortapError(f"--noise: no such run: {noise}")
     found = align_runs(a, b, noise=noise, names={old: new for old, _, new in pairs})
     if not found.matched:
         raise TensortapError(f"{a} and {b} have no tokens with equal contexts in common")

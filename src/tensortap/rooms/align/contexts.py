@@ -85,7 +85,7 @@ class TokenRows(NamedTuple):
 
 
 class TokenRun(NamedTuple):
-    """What a run says about tokens."""
+    """The tokens of a run, and the values that refer to them."""
 
     path: str
     reader: Any

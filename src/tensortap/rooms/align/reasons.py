@@ -1,4 +1,4 @@
-"""Why the values of a trainer and an engine differ: reasons are tried one by one.
+"""Reasons why the values of a trainer and an engine differ, tried one by one.
 
 Each reason predicts the log-probabilities of B from what A recorded, or from a run of A's model. It
 is named if the prediction comes close to what B recorded, with the difference before and after.
@@ -171,7 +171,7 @@ class Hypotheses:
             yield from self.explains(_WEIGHTS, f"B agrees with {words}", predicted)
 
     def _rounded_results(self) -> Iterator[Reason]:
-        """All log-probabilities of B are numbers of a coarse dtype, and those of A are not."""
+        """Look whether all log-probabilities of B, but not of A, are numbers of a coarse dtype."""
         if self.each.b.dtype.itemsize < 4:
             return
         for name, dtype in _DTYPES.items():

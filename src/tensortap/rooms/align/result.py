@@ -1,4 +1,4 @@
-"""What `tap.align` returns: how many tokens match, how far values are apart, where and why."""
+"""The result of `tap.align`: how many tokens match, how far values are apart, where and why."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AGREE, ROUNDING, DIFFER, NONE = "agree", "rounding only", "differ", "nothing mat
 
 @dataclass(frozen=True, slots=True)
 class NameDifference:
-    """How far the rows of one name are apart.
+    """The differences of the rows of one name.
 
     Hidden states and numbers: relative to the larger one. Log-probabilities: B - A in nats.
     Experts: the share of other ones.

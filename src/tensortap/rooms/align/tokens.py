@@ -32,7 +32,7 @@ class _Batch(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """What tells a tensor from others: itself and how often it was changed, or its content."""
+    """The identity of a tensor: itself and how often it was changed, or its content."""
 
     reference: Callable[[], Any]
     version: object

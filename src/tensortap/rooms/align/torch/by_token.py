@@ -107,14 +107,18 @@ class ByTokenHooks:
         if given.get("tokens") is None:
             raise ValueError(f"the model was called without the input {self._tokens!r:.80}")
         tokens = given["tokens"]
-        mask = given.get("mask")
-        if mask is not None and mask.dim() == 2 and mask.shape[1] > tokens.shape[-1]:
-            given["mask"] = mask[:, -tokens.shape[-1] :]  # the rest is of cached tokens
-        elif mask is not None and (mask.dim() != 2 or mask.shape != tokens.shape):
-            del given["mask"]  # of pairs of tokens
         batch, length = (1, *tokens.shape)[-2:]
+        mask = given.pop("mask", None)
+        if isinstance(mask, torch.Tensor):
+            if mask.dim() == 4 and length > 1:  # of pairs of tokens: what the last one sees
+                mask = mask[:, 0, -1, :length]
+                mask = mask == 0 if mask.is_floating_point() else mask
+            elif mask.dim() == 2:
+                mask = mask[:, -length:]  # the rest is of cached tokens
+            if mask.shape == tokens.shape:
+                given["mask"] = mask
         tags = record_tokens(*(given.get(part) for part in _PARTS))
-        self._batch = tags, (int(batch), int(length))
+        self._batch = tags, (batch, length)
 
     def _given(self, module: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
         """Return what the inputs of a call say about its tokens."""
