@@ -67,10 +67,13 @@ class PartFile:
     """A sealed part; of its footer, only the contents are read before its rows are needed."""
 
     def __init__(self, path: Path, rank: int) -> None:
-        check_regular(path)
         self.path = path
         self.rank = rank
-        contents = _contents_at_end(path) or self._contents_in_footer
+        try:
+            check_regular(path)
+            contents = _contents_at_end(path) or self._contents_in_footer
+        except OSError as error:
+            raise CorruptFile(f"{path} cannot be read: {plain(str(error))}") from None
         if contents is None:
             raise CorruptFile(f"{path} is not a table of a run: its metadata is missing")
         self.contents: Contents = contents

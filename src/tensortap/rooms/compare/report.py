@@ -82,7 +82,7 @@ def missing_rows(missing: Iterable[Missing]) -> list[tuple[str, ...]]:
     found: dict[tuple[str, str, str], list[Missing]] = {}
     for each in missing:
         found.setdefault((each.side, each.key.name, each.key.kind), []).append(each)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for (side, name, kind), own in sorted(found.items(), key=lambda each: each[0][0]):
         steps, ranks = (sorted({getattr(m.key, a) for m in own}) for a in ("step", "rank"))
         span = f"steps {steps[0]}-{steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"

@@ -11,7 +11,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -189,8 +189,8 @@ def _identical(plan: Plan) -> Identical:
     records = plan.records[plan.ordered_by]
     table, rows = records.table, np.sort(np.concatenate(plan.equal_rows))
     rows = rows[first_of(codes(table.name[rows], table.kind[rows], table.step[rows]))]
-    columns = [table.name[rows], table.kind[rows], table.step[rows], table.seq[rows]]
-    return Identical(records.names, table.kinds, columns)
+    columns: tuple[Any, ...] = table.name, table.kind, table.step, table.seq
+    return Identical(records.names, table.kinds, [column[rows] for column in columns])
 
 
 def _outcomes(
