@@ -18,7 +18,8 @@ from bench.pages import write_tables
 from bench.processes import measure as measure_in_child
 
 MODULES = (
-    "bench.live", "bench.load", "bench.runs", "bench.stats", "bench.track", "bench.compiled",
+    "bench.live", "bench.load", "bench.runs", "bench.stats", "bench.track", "bench.budgets",
+    "bench.compiled",
     "bench.compiled_ways", "bench.track_jax", "bench.compare",
     "bench.compare_runs", "bench.films",
     "bench.trace", "bench.trace_hdf5", "bench.watch", "bench.ops", "bench.scale", "bench.programs",

@@ -7,6 +7,9 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass
@@ -89,9 +92,9 @@ def time_of(call: Callable[[], object], loops: int = 1) -> float:
             gc.enable()
 
 
-def in_turns(rounds: int, *calls: Callable[[], float]) -> list[list[float]]:
+def in_turns(rounds: int, *calls: Callable[[], T]) -> list[list[T]]:
     """Return the results of the calls, made alternately so that noise affects all alike."""
-    found: list[list[float]] = [[] for _ in calls]
+    found: list[list[T]] = [[] for _ in calls]
     for _ in range(rounds):
         for results, call in zip(found, calls, strict=True):
             results.append(call())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
-from bench import compiled, load, track
+from bench import budgets, compiled, load, track
 from bench.harness import Row
 from bench.peers import page as peers
 
@@ -19,6 +19,7 @@ def write_tables(rows: list[Row]) -> list[pathlib.Path]:
         (DOCS / "track.md", "compiled bits", compiled.bits_table(rows)),
         (DOCS / "costs.md", "small models", track.small_models_table(rows)),
         (DOCS / "costs.md", "load", load.table(rows)),
+        (DOCS / "steer.md", "budgets", budgets.table(rows)),
     )
     changed = [(page, name, lines) for page, name, lines in tables if lines]
     for page, name, lines in changed:

@@ -8,11 +8,9 @@ import time
 from bench.harness import Row, in_turns
 from bench.runs import _folder, _no_server
 
-_BATCH, _TOKENS, _WIDTH, _VOCABULARY, _LAYERS = 8, 128, 256, 8192, 6
 
-
-def _training():
-    """Return a 6-layer GPT with untied embeddings, its state, and a jitted update."""
+def _training(batch=8, length=128, width=256, vocabulary=8192, layers=6):
+    """Return a GPT with untied embeddings, its state, and a jitted update."""
     import flax.linen as nn
     import jax
     import jax.numpy as jnp
@@ -23,20 +21,20 @@ def _training():
         def __call__(self, x):
             mask = nn.make_causal_mask(jnp.ones(x.shape[:2]))
             x = x + nn.MultiHeadDotProductAttention(num_heads=4)(nn.LayerNorm()(x), mask=mask)
-            h = nn.gelu(nn.Dense(4 * _WIDTH)(nn.LayerNorm()(x)))
-            return x + nn.Dense(_WIDTH)(h)
+            h = nn.gelu(nn.Dense(4 * width)(nn.LayerNorm()(x)))
+            return x + nn.Dense(width)(h)
 
     class GPT(nn.Module):
         @nn.compact
         def __call__(self, tokens):
-            places = nn.Embed(_TOKENS, _WIDTH, name="places")(jnp.arange(_TOKENS))
-            x = nn.Embed(_VOCABULARY, _WIDTH)(tokens) + places
-            for i in range(_LAYERS):
+            places = nn.Embed(length, width, name="places")(jnp.arange(length))
+            x = nn.Embed(vocabulary, width)(tokens) + places
+            for i in range(layers):
                 x = Block(name=f"blocks_{i}")(x)
-            return nn.Dense(_VOCABULARY, use_bias=False, name="head")(nn.LayerNorm()(x))
+            return nn.Dense(vocabulary, use_bias=False, name="head")(nn.LayerNorm()(x))
 
     model, optimizer = GPT(), optax.adamw(1e-3)
-    tokens = jax.random.randint(jax.random.key(0), (_BATCH, _TOKENS), 0, _VOCABULARY)
+    tokens = jax.random.randint(jax.random.key(0), (batch, length), 0, vocabulary)
     params = model.init(jax.random.key(1), tokens)
 
     def loss(params, tokens):

@@ -37,8 +37,11 @@ assert lines.figure.layout.meta["kind"] == "Activation"
 """
 
 
-def execute(name, folder, monkeypatch, *more):
-    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+def execute(names, folder, monkeypatch, *more):
+    """Run notebooks in one kernel: its start and the import of torch take longer than they do."""
+    read = [nbformat.read(FOLDER / f"{name}.ipynb", as_version=4) for name in names]
+    notebook = read[0]
+    notebook.cells += [cell for other in read[1:] for cell in other.cells]
     notebook.cells += [nbformat.v4.new_code_cell(code) for code in more]
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
@@ -64,20 +67,16 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "figures"), [("torch", 6), ("jax", 4)])
-def test_notebook_shows_its_figures(name, figures, tmp_path, monkeypatch):
-    notebook = execute(name, tmp_path, monkeypatch)
-    assert shown(notebook, FIGURE) == figures
+@pytest.mark.parametrize(
+    ("names", "figures", "widgets"), [(["torch", "interactive"], 6, 3), (["jax"], 4, 0)]
+)
+def test_notebooks_show_figures_and_widgets(names, figures, widgets, tmp_path, monkeypatch):
+    notebook = execute(names, tmp_path, monkeypatch, *[CLICK] * bool(widgets))
+    assert (shown(notebook, FIGURE), shown(notebook, WIDGET)) == (figures, widgets)
     assert shown(notebook, "text/html") >= figures  # an exported notebook shows them, too
     assert json.dumps(notebook).count("src/version.js") <= 1  # one copy of plotly
-    if name == "torch":
+    if "torch" in names:
         assert {"loss.html", "report.html", "runs"} <= set(os.listdir(tmp_path))
-
-
-@pytest.mark.slow
-def test_notebook_widgets_work(tmp_path, monkeypatch):
-    notebook = execute("interactive", tmp_path, monkeypatch, CLICK)
-    assert shown(notebook, WIDGET) == 3
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -101,6 +101,7 @@ def needing(room: str) -> set[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1000)
 def test_every_room_can_be_deleted(tmp_path):
     """In one test: the imports take longer than the check of a room."""
     copies = {"nothing": set(), **{room: needing(room) for room in OURS}}

@@ -75,7 +75,6 @@ tap.status(1.0)
 tap.help()
 print(tap.get("x", step=40), tap.get_all("x", kind=Kind.VALUE))
 session.describe("x")
-assert_type(session.ingest_all(), dict[str, str])
 session.close()
 
 run = tap.open(Path("runs/a"))

@@ -19,7 +19,7 @@ from bench.harness import Row, in_turns, time_of
 from bench.runs import _folder
 
 SIZES = {"1 MiB": 1 << 20, "16 MiB": 16 << 20}
-CALL, STORED, DELIVERED = "cost of the call, {}", "stored, 16 × {}", "delivered, 16 × {}"
+CALL, STORED, DELIVERED = "call, {}", "stored, 16 × {}", "delivered, 16 × {}"
 STEP, FIRST = "step of a 6-layer GPT", "which of 100 tensors of 1 MiB differs first"
 FIRST_PART = "which part of two GPT forward passes differs first"
 TIMES = 16

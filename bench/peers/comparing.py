@@ -50,7 +50,7 @@ def _first_difference(
             return time.perf_counter() - start
 
         a, b = in_turns(9, ours, theirs)
-    note = f"from warm files; tap.compare reports every difference, {how} stops at the first"
+    note = f"tap.compare reports every difference, {how} the first"
     return [Row(f"{FIRST} ÷ {name}", None, True, a, b, note=note)]
 
 
@@ -136,8 +136,8 @@ def peers_debug_mode_first() -> list[Row]:
             return time.perf_counter() - start
 
         a, b = in_turns(5, ours, theirs)
-    note = "tap.track(tensors=True) into two runs and tap.compare name the module; hashes of "
-    note += "DebugMode in one process name the operation"
+    note = "tap.track(tensors=True) into two runs names the module; hashes of DebugMode in one "
+    note += "process the operation"
     return [Row(f"{FIRST_PART} ÷ torch DebugMode", None, True, a, b, note=note)]
 
 

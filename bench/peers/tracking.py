@@ -19,7 +19,7 @@ def _histograms(log: Callable[[object, str], object], how: str, name: str) -> li
     _no_server()
     with disk() as folder:
         tap.init(folder)
-        how = f"tap.catch into a run keeps the tensor, {how} a histogram"
+        how = f"tap.catch into a run, {how}"
         rows = calls(tap.catch, lambda: tap.flush(60), log, lambda: None, how, name)
         tap.finish()
     return rows
@@ -140,7 +140,7 @@ def peers_trackio() -> list[Row]:
         def log(x, name: str) -> None:
             trackio.log({name: trackio.Histogram(x.numpy())})
 
-        rows = _histograms(log, "trackio.log of", "trackio")
+        rows = _histograms(log, "trackio.log of a histogram", "trackio")
         trackio.finish()
     return rows
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import tensortap as tap
 from tensortap.core.errors import TensortapError
+from tests.commands import type_in
 
 CONFIG = LlamaConfig(
     vocab_size=48, hidden_size=32, intermediate_size=40, num_hidden_layers=3,
@@ -192,6 +195,12 @@ def test_files(tmp_path, trainer):
     assert tap.compare(path, tap.digest(Engine(trainer)))
     assert tap.compare(str(path), digest)
     assert tap.rooms.align.load_digest(path) == digest
+    other = tap.digest(Engine(trainer, names={})).save(tmp_path / "engine.digest.json")
+    code, out, _ = type_in("compare", path, other)
+    assert (code, out.split(" of ")[0]) == (0, "<30")
+    tap.digest({"w": np.ones(2)}).save(other)
+    code, out, _ = type_in("compare", path, other, "--json")
+    assert (code, json.loads(out)["agree"]) == (1, False)
     for text, message in (("[]", "is not a digest"), ('{"format": 9', "is not"), ("", "is not")):
         path.write_text(text)
         with pytest.raises(TensortapError, match=message):

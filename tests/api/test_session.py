@@ -2,93 +2,13 @@
 
 from __future__ import annotations
 
-import keyword
-
-import msgspec
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import tensortap as tap
 from tensortap.api import session as live
-from tensortap.api.session import identifier
 from tensortap.core.errors import NotFound, TensortapError
-from tensortap.core.record import Items, Kind, Mapping, Number
+from tensortap.core.record import Items, Kind, Mapping
 from tests.runs.readers.contract import RECORDS, record
-
-
-@pytest.mark.parametrize(
-    ("name", "variable"),
-    [
-        ("loss", "loss"), ("blocks.3.attn", "blocks_3_attn"), ('xs["a"][0]', "xs_a_0"),
-        ("3rd", "_3rd"), ("class", "class_"), ("lambda", "lambda_"), ("match", "match"),
-        ("_private", "private"), ("__builtins__", "builtins"), ("größe", "größe"), ("x²", "x2"),
-        ("½", "_1_2"), ("ﬁne", "fine"), ("...", "value"), ("", "value"), ("a - b", "a_b"),
-        ("\x1b[2J", "_2J"), ("٣", "_٣"),
-    ],
-)  # fmt: skip
-def test_identifier(name, variable):
-    assert identifier(name) == variable
-
-
-@pytest.mark.slow
-@given(st.text(max_size=30))
-def test_every_name_gives_a_valid_identifier(name):
-    variable = identifier(name)
-    assert variable.isidentifier()
-    assert not keyword.iskeyword(variable)
-    space = {variable: "found"}
-    assert eval(variable, space) == "found", "Python reads it as another name"
-
-
-def test_ingest_all(server, capsys):
-    space = {"__name__": "notebook", "weights": "mine"}
-    server.history.write(RECORDS)
-    server.history.write([record(20, "print", 1), record(21, "both!", 3)])
-    exec("import tensortap as tap; found = tap.serve().ingest_all()", space)
-    assert space["loss"] == 1.0
-    assert space["weights"] == "mine"
-    assert space["grads"].tolist() == [1]
-    assert space["grads_rank1"].tolist() == [2]
-    assert space["tree"][1:] == ["text", None]
-    assert {space["both"], space["both_1"], space["both_2"]} == {1, 2, 3}
-    assert "print" not in space
-    said = capsys.readouterr().out
-    assert "not replaced: weights, print (overwrite=True replaces them)" in said
-    assert space["found"]["loss"] == "loss"
-    exec("import tensortap as tap; found = tap.serve().ingest_all(overwrite=True)", space)
-    assert space["weights"].tolist() == [[1, 2], [3, 4]]
-    assert space["print"] == 1
-
-
-def test_ingest_all_skips_statistics(server):
-    tracked = msgspec.structs.replace(
-        record(30, "fc1", None), kind=Kind.ACTIVATION, stats=tap.viz.summarize(np.ones(3))
-    )
-    server.history.write([tracked, record(31, "nothing", None)])
-    space = {"__name__": "notebook"}
-    exec("import tensortap as tap; found = tap.serve().ingest_all()", space)
-    assert space["found"] == {"nothing": "nothing"}
-    assert space["nothing"] is None
-    assert "fc1" not in space
-
-
-def test_ingest_all_skips_values_that_cannot_be_rebuilt(server, capsys):
-    server.history.write(
-        [
-            record(0, "bad", Mapping(((Items("list", ()), 1),))),
-            record(1, "worse", Number("zero")),
-            record(2, "good", 5),
-        ]
-    )
-    space = {}
-    exec("import tensortap as tap; tap.serve().ingest_all()", space)
-    assert space["good"] == 5
-    assert "bad" not in space
-    said = capsys.readouterr().out
-    assert "no bad: " in said
-    assert "no worse: " in said
 
 
 def test_get(server):
@@ -125,7 +45,7 @@ def test_summary_and_describe_and_help(server, capsys):
     live.current().describe("loss", 1)
     assert "3 records, steps 10 to 40" in capsys.readouterr().out
     tap.help()
-    assert "session.ingest_all()" in capsys.readouterr().out
+    assert 'session.describe("loss")' in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -174,7 +94,6 @@ def test_alert_does_not_hide_its_value(server, capsys):
     assert tap.get("loss") == 1.5
     assert tap.get_all("loss") == [1.5]
     assert tap.get("loss", kind="Alert")["rule"] == "nan"
-    assert live.current().ingest_all(overwrite=True) == {"loss": "loss"}
 
 
 def test_malformed_alerts_can_be_shown(server, capsys):

@@ -6,6 +6,7 @@ Nothing hangs, nothing raises, and every value is delivered or counted as droppe
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -16,8 +17,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import tensortap
+import tensortap as tap
 from tensortap.api import session
 from tensortap.capture.pipeline import Pipeline
 from tensortap.capture.queue import Queue
@@ -156,6 +159,38 @@ def test_an_exception_of_a_handler_loses_no_lock_and_no_room(overflow, budget):
     assert queue.flush(60)
     assert queue.state.put == queue.state.got
     queue.close()
+
+
+@pytest.mark.parametrize("method", [False, True])
+def test_an_error_of_a_handler_reaches_the_program(method, tmp_path):
+    """A timeout of the program that strikes inside tensortap is not taken for its own error."""
+
+    class Job:
+        def late(self, *_):
+            raise TimeoutError("of the program")
+
+    def strike(*_):
+        os.kill(os.getpid(), signal.SIGALRM)
+        return True
+
+    def fails(*_):
+        raise TimeoutError("of a rule")
+
+    net = torch.nn.Linear(4, 4)
+    before = signal.signal(
+        signal.SIGALRM, Job().late if method else functools.partial(Job.late, None)
+    )
+    try:
+        with pytest.raises(TimeoutError), tap.track(net, alerts=[strike], only_training=False):
+            net(torch.ones(2, 4))
+        with tap.track(net, alerts=[fails], only_training=False):
+            net(torch.ones(2, 4))
+        tap.init(tmp_path)
+        with pytest.raises(TimeoutError):
+            tap.catch(LARGE, "x", when=strike)
+    finally:
+        tap.finish()
+        signal.signal(signal.SIGALRM, before)
 
 
 PROGRAM = """

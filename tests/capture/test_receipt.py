@@ -26,7 +26,6 @@ FULL = Receipt(
     activities={"copy": 0.9, "select": 0.0, "small values": 0.6},
     sessions={"127.0.0.1:2875": "connected, through shared memory"},
 )
-EMPTY = Receipt(0, 0, 0, 0, {}, 0, 0, 0.0, 0.0, {}, {})
 
 
 def test_prints_counts_reasons_and_costs():
@@ -50,14 +49,6 @@ def test_prints_the_share_of_the_steps_and_the_memory():
     assert dataclasses.replace(receipt, seconds=4.5, activities=connected).share == 0.025
     earlier = dataclasses.replace(FULL, stepping=50.0, activities={"copy": 0.4})
     assert receipt.since(earlier).share == pytest.approx(1.1 / 10)
-
-
-def test_prints_an_empty_receipt():
-    assert str(EMPTY) == (
-        "tensortap receipt: 0 captured (0 B), 0 skipped, 0 dropped\n"
-        "  training thread: 0 ns\n"
-        "  spent on: nothing"
-    )
 
 
 def test_since_subtracts_an_earlier_receipt():

@@ -42,7 +42,6 @@ def test_eager_and_sdpa_attention_first_differ_in_attention(tmp_path):
     bitwise = report.first_bitwise
     assert bitwise.key.name == "model.layers.0.self_attn.o_proj"
     assert (bitwise.key.kind, bitwise.key.step) == ("Activation", 0)
-    assert bitwise.explanations == ("last identical: model.layers.0.self_attn.v_proj",)
     assert "self_attn" in str(report)
     # only eager attention returns its weights
     assert tap.compare(eager, sdpa, atol=1e-4, allow_missing=True)

@@ -119,14 +119,6 @@ def test_size_of_a_large_report_is_bounded():
     assert "The first 200 of 1,261" in page
 
 
-def test_page_always_has_the_first_unexpected_difference():
-    found = Comparison(False, "1 of 4 elements", count=4, mismatches=1, rel_l2=0.1)
-    many = [Difference(Key("a", "Value", n, 0, 0), found, expected="so") for n in range(2500)]
-    last = Difference(Key("the last", "Value", 9999, 0, 0), found)
-    page = html.render(CompareReport("a", "b", 2501, 0, 0, (*many, last)))
-    assert "<summary>the last  Value  step 9999" in page
-
-
 def test_statistics_that_differ_in_nan_get_the_strongest_color(write):
     x = np.arange(1.0, 9.0)
     broken = np.where(x == 3, np.nan, x)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from tensortap.core.errors import TensortapError
 from tensortap.rooms.compare.runs import compare_runs
+from tests.commands import type_in
+from tests.compact.test_storage import cluster
+from tests.processes import wait_for
 from tests.storage import storage
 
 pytestmark = pytest.mark.slow
@@ -104,18 +111,28 @@ def test_compacted_runs_compare_as_others(compacted):
     assert compare_runs(a, a)  # also where replicas disagree
 
 
-def test_dask_gives_the_same(compacted, tmp_path, monkeypatch):
-    from tests.commands import type_in
+class Slow(Executor):
+    """An executor whose tasks take longer."""
 
-    distributed = pytest.importorskip("distributed")
+    def __init__(self, executor):
+        self.executor = executor
+
+    def map(self, function, tasks):
+        return self.executor.map(lambda task: (time.sleep(0.2), function(task))[1], tasks)
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_dask_gives_the_same_though_a_worker_is_killed(compacted, tmp_path, workers):
     (a, b), plain = compacted
-    with distributed.LocalCluster(
-        2, threads_per_worker=1, processes=True, dashboard_address=None,
-        local_directory=str(tmp_path),
-    ) as cluster:  # fmt: skip
-        with distributed.Client(cluster) as client:
-            found = compare_runs(a, b, executor=client.get_executor())
-        code, out, said = type_in("compare", a, b, "--json", "--dask", cluster.scheduler_address)
-    assert {**found.to_json(), "provenance": {}} == plain
-    assert code == 1, said
-    assert {**json.loads(out), "provenance": {}} == plain
+    with cluster(workers, tmp_path) as (started, client), ThreadPoolExecutor(1) as pool:
+        found = pool.submit(compare_runs, a, b, executor=Slow(client.get_executor()))
+        wait_for(lambda: any(client.processing().values()))
+        busy = next(address for address, tasks in client.processing().items() if tasks)
+        killed = next(each.pid for each in started.workers.values() if each.worker_address == busy)
+        os.kill(killed, signal.SIGKILL)
+        assert {**found.result(timeout=200).to_json(), "provenance": {}} == plain
+        if workers == 2:
+            address = started.scheduler_address
+            code, out, said = type_in("compare", a, b, "--json", "--dask", address)
+            assert code == 1, said
+            assert {**json.loads(out), "provenance": {}} == plain

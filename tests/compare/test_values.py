@@ -57,32 +57,6 @@ def test_tensors_of_every_framework_and_dtype_against_each_other(first, second):
             assert found.values == (float(x[1, 2]), float(y[1, 2]))
 
 
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None)
-@given(
-    data=st.data(),
-    shape=hnp.array_shapes(min_dims=0, max_dims=3, max_side=4),
-    atol=st.floats(0, 1),
-    rtol=st.floats(0, 1),
-)
-def test_result_matches_the_definition(data, shape, atol, rtol):
-    elements = st.floats(-1e6, 1e6)
-    a = data.draw(hnp.arrays(np.float64, shape, elements=elements))
-    b = data.draw(hnp.arrays(np.float64, shape, elements=elements))
-    found = compare_values(a, b, atol=atol, rtol=rtol)
-    wanted = reference.compare(a, b, atol=atol, rtol=rtol)
-    assert bool(found) == (wanted.mismatches == 0) == np.allclose(a, b, atol=atol, rtol=rtol)
-    assert found.share == wanted.mismatches / a.size
-    assert found.max_abs == np.abs(a - b).max()
-    assert found.mean_abs == pytest.approx(np.abs(a - b).mean(), rel=1e-12)
-    if found.max_abs:
-        over = np.where(a != b, np.abs(a - b) - rtol * np.abs(b), -np.inf)
-        assert found.worst == np.unravel_index(over.argmax(), shape)
-        assert found.values == (a[found.worst], b[found.worst])
-    else:
-        assert found.worst is None
-
-
 FINITE = hnp.arrays(np.float64, 5, elements=st.floats(allow_nan=False, allow_infinity=False))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import ClassVar
 
 import pytest
 import torch
@@ -33,6 +34,7 @@ class Counting(nn.Module):
         self.value = nn.Linear(8, 8)
         register_parametrization(self.value, "weight", Noisy())
         self.drop = nn.Dropout(0.1)
+        self.batch_norm = CountingNorm(8)
         self.gate = nn.Linear(8, 4)
 
     @property
@@ -50,9 +52,24 @@ class Counting(nn.Module):
         return super().__getattr__(name)
 
     def forward(self, x):
-        x = self.norm(x.transpose(1, 2)).transpose(1, 2)
+        x = self.batch_norm(self.norm(x.transpose(1, 2))).transpose(1, 2)
         value = self.drop(self.value(x))
         return self.gate(F.scaled_dot_product_attention(x, self.key(x), value))
+
+
+class CountingNorm(nn.BatchNorm1d):
+    """A norm that counts how often somebody reads whether it has running statistics."""
+
+    asked: ClassVar[list[str]] = []
+
+    def __getattribute__(self, name):
+        if name == "track_running_stats":
+            CountingNorm.asked.append(name)
+        return super().__getattribute__(name)
+
+    def __bool__(self):
+        CountingNorm.asked.append("bool")
+        return True
 
 
 class CountingSequence(nn.Sequential):
@@ -100,7 +117,8 @@ def trained(how):
     if how == "rules":
         quantities = {record.name.rpartition(".")[2] for record in tracker.records}
         assert {"max_logit", "update_ratio", "kurtosis"} <= quantities
-    asked = list(net[1][0].asked)
+    asked = [*net[1][0].asked, *CountingNorm.asked]
+    CountingNorm.asked.clear()
     return [*values, *net.state_dict().values(), torch.get_rng_state()], asked
 
 

@@ -37,21 +37,3 @@ def test_every_dtype_and_layout_arrives_bit_for_bit(server, run, framework, path
             wrong[name] = (expected[:3], got[:3])
     assert not wrong
     assert server.history.written == len(sent) > 50
-
-
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-def test_a_session_without_the_framework_gets_numpy(serving, run):
-    where = serving(prelude="import sys; sys.modules['torch'] = sys.modules['jax'] = None")
-    run(SEND.format(values="torch_values"), to=where.address).end()
-    sent = catalogue.torch_values()
-    names = "float32 large, bfloat16 small, float8_e5m2 large, complex64 one, bool small"
-    for name in names.split(", "):
-        value = catalogue.bits(sent[name])
-        said = where.ask(
-            f"(lambda x: [type(x).__name__, x.dtype.name, list(x.shape), x.tobytes().hex()])"
-            f"(tap.get({name!r}))"
-        )
-        dtype = value[1].removeprefix("torch.")
-        assert said == ["ndarray", dtype, list(value[2]), value[3].hex()]
-    kinds = where.ask("sorted({type(tap.get(n)).__name__ for n in server.history.names()})")
-    assert kinds == ["ndarray"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tensortap.api.lookup import get as fetch
 
 
@@ -44,33 +42,34 @@ def test_every_first_when_and_enable(server, run):
     assert skipped == 7 * 20 - 38
 
 
-@pytest.mark.parametrize("size", [4, 100_000])
-def test_changed_compares_contents(server, run, size):
-    program = run(f"""
+def test_changed_compares_contents(server, run):
+    program = run("""
         import numpy as np, torch, tensortap as tap
-        x = torch.zeros({size})
-        a = np.zeros({size}, np.float32)
-        for i in range(6):
-            tap.catch(x, "same tensor", changed=True)
-            tap.catch(x.clone(), "other tensor", changed=True)
-            tap.catch(a, "array", changed=True)
-            tap.catch([{{"x": x}}, 1], "nested", changed=True)
-            if i == 2:
-                x[-1] = 5          # in place: the pointer stays
-                a[0] = -0.0        # equal, and yet other bits
-            if i == 4:
-                x[-1] = 0          # back to what it was at first
+        for size in (4, 100_000):
+            x = torch.zeros(size)
+            a = np.zeros(size, np.float32)
+            for i in range(6):
+                tap.catch(x, f"same tensor {size}", changed=True)
+                tap.catch(x.clone(), f"other tensor {size}", changed=True)
+                tap.catch(a, f"array {size}", changed=True)
+                tap.catch([{"x": x}, 1], f"nested {size}", changed=True)
+                if i == 2:
+                    x[-1] = 5          # in place: the pointer stays
+                    a[0] = -0.0        # equal, and yet other bits
+                if i == 4:
+                    x[-1] = 0          # back to what it was at first
         assert tap.flush(60)
         assert tap.receipt().reasons["error"] == 0
     """)
     program.end()
-    for name in ("same tensor", "other tensor", "nested"):
-        assert [r.step for r in server.history.records(name)] == [0, 3, 5], name
-    assert [r.step for r in server.history.records("array")] == [0, 3]
-    assert fetch(server.history, "same tensor", 1)[-1] == 5
-    records = server.history.records("same tensor")
-    assert all(r.digest for r in records)
-    assert records[0].digest == records[2].digest != records[1].digest
+    for size in (4, 100_000):
+        for name in ("same tensor", "other tensor", "nested"):
+            assert [r.step for r in server.history.records(f"{name} {size}")] == [0, 3, 5], name
+        assert [r.step for r in server.history.records(f"array {size}")] == [0, 3]
+        assert fetch(server.history, f"same tensor {size}", 1)[-1] == 5
+        records = server.history.records(f"same tensor {size}")
+        assert all(r.digest for r in records)
+        assert records[0].digest == records[2].digest != records[1].digest
 
 
 def test_disabled_from_the_environment(server, run):

@@ -23,6 +23,7 @@ def checked(text):
     return json.loads(text)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(), trees), st.lists(trees, max_size=20))
 def test_any_value(facts, rows):
     checked(answer(facts))

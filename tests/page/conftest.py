@@ -65,8 +65,8 @@ class Writer:
         self.sink.write(record, Ticket(1), 0)
         self.seq += 1
 
-    def alert(self, name, kind, step, message="holds NaN"):
-        made = Alert("nan", name, Kind(kind), step, 0, name, message, origin="embed")
+    def alert(self, name, kind, step, message="holds NaN", rule="nan"):
+        made = Alert(rule, name, Kind(kind), step, 0, name, message, origin="embed")
         self.sink.write(record_of(made, seq=self.seq, time_ns=self.seq), Ticket(1), 0)
         self.seq += 1
 

@@ -203,6 +203,21 @@ def test_opens_on_the_verdict(chromium, page):
         assert (tab.state()["name"], tab.state()["step"]) == ("blocks.1.mlp", "20")
 
 
+def test_layers_are_drawn_before_plotly_is_there(chromium, page):
+    q, held = chromium.new_page(), []
+    q.route("**/plotly.js*", lambda route: held.append(route))
+    q.goto(f"{page.url}#run=a&tab=overview")
+    cells = q.locator("#panel-overview .cells canvas")
+    assert cells.evaluate("(canvas) => [canvas.width, canvas.height]") == [STEPS, len(LAYERS)]
+    q.wait_for_function("() => document.querySelector('script[src*=plotly]')")
+    while not held:
+        q.wait_for_timeout(10)
+    held.pop().continue_()
+    q.wait_for_selector("#panel-overview .heatmaplayer")
+    assert not cells.count()
+    q.close()
+
+
 def test_a_link_to_a_missing_run_says_so(chromium, page):
     with Tab(chromium, page, "#run=missing") as tab:
         text = tab.page.locator("#nothing").inner_text()
@@ -300,6 +315,12 @@ def test_narrow_screens_have_a_drawer_and_a_strip_that_scrolls(chromium, page, w
             # what does not fit below each other scrolls: nothing is squeezed
             heights = "all => all.map((each) => each.scrollHeight - each.clientHeight)"
             assert not any(q.locator(".card:has(table):visible").evaluate_all(heights))
+            if strip == "problems":  # every column is seen
+                assert not any(
+                    q.locator(f"#panel-{name} .card").evaluate_all(
+                        "all => all.map((each) => each.scrollWidth - each.clientWidth)"
+                    )
+                )
             if name == "tensors":  # below each other, not squeezed beside each other
                 plot = q.locator("#panel-tensors .tensor").bounding_box()
                 assert plot["width"] > 0.6 * min(width, 900)
@@ -528,7 +549,7 @@ def test_ranks_side_by_side(chromium, tmp_path):
             run.seq = step * 10**10  # which is also the time: rank 3 ends 90 s before the others
             run.put("loss", "Metric", step, 1.0)
         run.close(end=rank == 7)
-    address = "run=r&tab=ranks&kind=Weight&name=fc.weight"
+    address = "run=r&tab=ranks&kind=Weight&name=fc.weight&theme=dark"
     with serving(tmp_path) as page, Tab(chromium, page, f"#{address}") as tab:
         q = tab.page
         labels = q.locator("#panel-ranks .rank-row .label")
@@ -549,8 +570,8 @@ def test_ranks_side_by_side(chromium, tmp_path):
 
         q.mouse.move(*point(8, 7))  # dp 1 is row 5
         hover = q.locator("#panel-ranks .hoverlayer text").first.text_content()
-        assert hover.startswith("rank 6step 7rm2 ")
-        assert np.isclose(float(re.search(r"rm2 ([\d.]+?)[+−]", hover)[1]), values[6, 7], 1e-4)
+        assert hover.startswith("rank 6step 7RMS (rm2) ")
+        assert np.isclose(float(re.search(r"rm2\) ([\d.]+?)[+−]", hover)[1]), values[6, 7], 1e-4)
         # a closed group shows the rank that is far
         q.locator(".rank-row", has_text="dp 1").click()
         q.wait_for_function("() => document.querySelectorAll('.rank-row').length === 6")
@@ -601,6 +622,7 @@ def test_follows_a_training_until_the_server_stops(chromium, tmp_path):
                 "() => document.getElementById('training').data[0].x.at(-1) === 23"
             )
             assert "training" in each.page.locator("#title").inner_text()
+            assert each.page.locator("#title .pill").bounding_box()["height"] < 30
             each.page.wait_for_function(
                 "() => document.querySelector('#panel-overview .overview')._fullData[0]"
                 ".x.length === 24"

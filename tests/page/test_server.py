@@ -531,3 +531,17 @@ def test_files_are_compressed_and_cached(client):
         again = client.get(address, headers={"if-none-match": answer.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
     assert "immutable" in client.get(plotly).headers["cache-control"]
+
+
+def test_what_could_not_be_seen_is_no_problem(tmp_path):
+    run = Writer(tmp_path, "a")
+    run.step(0)
+    run.alert("attention", "Activation", 0, "attention is not analyzed", rule="unseen")
+    run.close()
+    with serving(tmp_path) as page, logged_in(page) as client:
+        summary, alerts = (
+            client.get(f"/api/{what}", params={"run": "a"}).json() for what in ("summary", "alerts")
+        )
+    assert (summary["problems"], summary["hints"], summary["unseen_total"]) == (0, 0, 1)
+    assert [row["message"] for row in summary["unseen"]] == ["attention is not analyzed"]
+    assert (alerts["total"], alerts["problems"]) == (1, 0)

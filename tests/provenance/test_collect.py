@@ -171,25 +171,6 @@ def test_update_metadata_describes_the_moment_of_the_call(python, repo, tmp_path
     assert [set(each) for each in found] == [{own}, {own, "textwrap.fill"}, {own}]
 
 
-def test_dump_describes_the_patches_of_its_moment(python, tmp_path):
-    code = """
-        import json, sys, numpy as np, tensortap as tap
-        path = tap.init(sys.argv[1])
-        def new(*args, **options): return 1
-        for name, place, function in (("a", np, "mean"), ("b", json.JSONEncoder, "encode")):
-            tap.dump(np.ones(3), "before")
-            original = getattr(place, function)
-            setattr(place, function, new)
-            tap.dump(np.ones(3), name)
-            setattr(place, function, original)
-        tap.finish()
-        infos = [json.loads(file.read_text()) for file in path.glob("git_info*.json")]
-        print(sorted({name for info in infos for name in info["runtime_modifications"]}))
-    """
-    found = python(code, str(tmp_path / "runs"))
-    assert "['json.encoder.JSONEncoder.encode', 'numpy.mean']" in str(found)
-
-
 def test_warning_names_what_is_missing(tmp_path, caplog, monkeypatch):
     ended = threading.Event()
     monkeypatch.setattr(modifications.Finder, "find", lambda *_: ended.wait(60) and {})

@@ -137,6 +137,7 @@ CASES = {
 FINE = ("healthy", "own models", "not far", "all nan", "mesh")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_every_layout_gives_the_same_answers(case, tmp_path, monkeypatch):
     records = list(CASES[case]())

@@ -19,6 +19,8 @@ from tensortap.stats import summarize_array
 from tests.commands import type_in
 from tests.processes import wait_for
 
+pytestmark = pytest.mark.slow
+
 _TRAINING = """
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))

@@ -157,13 +157,6 @@ def test_newer_format_advises_to_upgrade(tmp_path):
         tap.open(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format": 1}', '{"format": "x"}'])
-def test_damaged_run_json(tmp_path, content):
-    (tmp_path / "run.json").write_text(content)
-    with pytest.raises(NotARun):
-        tap.open(tmp_path)
-
-
 def test_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(TensortapError, match="cannot create a run"):

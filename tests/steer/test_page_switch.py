@@ -59,6 +59,9 @@ def test_a_switch_is_clicked_and_the_heatmap_gets_rows(session, tmp_path):
                 """() => [...document.querySelectorAll("#panel-probes tr")].some((row) =>
                   row.innerText.includes("2.weight") && row.querySelector("input").checked)"""
             )
+            page.get_by_label("What else to do").select_option("ops")
+            page.get_by_role("button", name="Do it").click()
+            page.wait_for_selector("text=operations for 1 steps")
             page.screenshot(path=tmp_path / "probes.png")
             # the tree has a row with the same switch, and the heatmap the name
             page.wait_for_selector(

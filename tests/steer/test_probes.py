@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import flax.linen
+import jax
+import jax.numpy as jnp
 import pytest
 import torch
 from torch import nn
@@ -214,8 +217,13 @@ def test_a_local_variable(open_run):
 
     with Training(Net(), every=0) as training:
         training.steps(1)
+        (function,) = probes.found("forward")
+        assert (function.name, function.kind, function.every) == ("forward", "Function", 0)
         ask("forward.hidden", action="trace", steps=2)
-        training.steps(4)
+        training.steps(1)
+        assert probes.found("forward")[0].every == 1
+        training.steps(3)
+        assert probes.found("forward")[0].every == 0
     tap.finish()
     found = tap.open(open_run).reader.records("forward.hidden")
     assert len(found) == 2
@@ -265,6 +273,50 @@ def test_hostile_patterns_are_refused(pattern):
     )
     assert "not a regular expression" in probes.receive(None, pattern, 0).refusal
     assert not probes.waiting
+
+
+def test_jax():
+    """From the step of the switch on, and with the same bits on both sides of it."""
+    x = jnp.ones((2, 4))
+
+    class Net(flax.linen.Module):
+        @flax.linen.compact
+        def __call__(self, x):
+            return flax.linen.Dense(2)(jnp.tanh(flax.linen.Dense(3)(x)))
+
+    net = Net()
+    params = net.init(jax.random.key(0), x)
+
+    @jax.jit
+    def update(params, x):
+        grads = jax.grad(lambda p: (net.apply(p, x) ** 2).mean())(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), grads
+
+    plain = params
+    for _ in range(7):
+        plain, _ = update(plain, x)
+    with tap.track(params, every=0) as tracker:
+        for step in range(7):
+            if step == 1:
+                ask("Dense_0", at=3, tensors=True, steps=2)
+            params, grads = tracker.intercept(update, params, x)
+            tracker.step(params, grads=grads)
+        found = tracker.records
+    assert {r.step for r in found} == {3, 4}
+    assert {r.name for r in found} >= {"Dense_0", "Dense_0.kernel"}
+    assert not [r for r in found if "Dense_1" in r.name]
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), plain, params))
+
+
+def test_what_is_no_function_of_the_model_is_not_traced(open_run):
+    with Training(every=0) as training:
+        for path in ("forward.__globals__", "__class__.mro", "os.system", "0..", "\x1b[2J"):
+            ask(path, action="trace")
+            training.steps(1)
+    tap.finish()
+    changes = tap.open(open_run).reader.records("tensortap.probe")
+    assert len(changes) == 5
+    assert all(each.tags["done"].startswith(("refused", "failed")) for each in changes)
 
 
 def test_compiled_in_probes_need_no_recompilation():

@@ -10,8 +10,10 @@ import sys
 import threading
 
 import pytest
+import typer
 
 import tensortap as tap
+from tensortap.cli import main as command_line
 from tensortap.core.errors import NotFound, PatternError
 from tensortap.core.record import Kind
 from tests.commands import type_in
@@ -117,6 +119,13 @@ def test_32_ranks_of_which_one_is_stopped_and_one_killed(session, tmp_path):
             rank.wait()
 
 
+def documented(command):
+    commands = typer.main.get_command(command_line.app).commands
+    (option,) = (each for each in commands[command].params if "--json" in each.opts)
+    words = option.help.removeprefix("Print JSON: ").removeprefix("a list of ").rstrip(".")
+    return words.partition(";")[0].split(", ")
+
+
 def test_commands(session, tmp_path):
     program = tmp_path / "train.py"
     program.write_text(LOOP)
@@ -130,9 +139,11 @@ def test_commands(session, tmp_path):
         assert "x Value: on" in out
         (found,) = json.loads(type_in("probes", "x", "--json", *where)[1])
         assert found["probes"][0][:3] == ["x", "Value", 1]
+        assert set(found) == set(documented("probes"))
         code, out, _ = type_in("probe", "x", "--off", "--json", *where)
         assert code == 0
         assert json.loads(out)["complete"]
+        assert set(json.loads(out)) == set(documented("probe"))
         code, out, _ = type_in("probe", "--stop", *where)
         assert code == 1
         assert "TENSORTAP_CONTROL=stop" in out
@@ -156,14 +167,17 @@ def test_a_session_without_programs(session):
 
 def test_another_process_steers_through_the_same_session(session, tmp_path):
     program = tmp_path / "train.py"
-    program.write_text(LOOP)
+    program.write_text(LOOP.replace("x", "x\\x1b[2J"))
     env = {**os.environ, "TENSORTAP_SERVER": str(session.address), "TENSORTAP_CONTROL": "0"}
     job = subprocess.Popen([sys.executable, program], env=env)
     try:
-        wait_for(lambda: any(p.step > 2 for p in session.probes("^x$")))
+        wait_for(lambda: any(p.step > 2 and p.probes for p in session.probes("^x")))
         with tap.open(str(session.address)) as remote:
             change = remote.probe("x", off=True)
         assert not change.complete
+        code, out, _ = type_in("probes", "--session", session.address)
+        assert not code
+        assert "x\N{REPLACEMENT CHARACTER}[2J" in out  # names are not trusted
         assert "TENSORTAP_CONTROL=0" in next(iter(change.ranks.values()))
     finally:
         job.kill()

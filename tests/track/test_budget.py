@@ -29,10 +29,11 @@ def simulated(share, costs_ns, steps, step_ns=10_000_000):
             entry[0] += 1
             entry[1] += keys[key]
         costs.total += cost
-        spent += cost
+        spent += cost * (step > 1)  # the first two look at everything
         now += step_ns + cost
         budget.end_step(now, 0)
         seen.append([name for _, name in budget.chosen])
+    assert [sorted(each) for each in seen[:2]] == [sorted(costs_ns)] * 2
     return spent / (steps * step_ns), seen
 
 
@@ -40,7 +41,7 @@ def simulated(share, costs_ns, steps, step_ns=10_000_000):
 def test_the_cost_stays_within_the_share(share):
     costs = {f"w{i}": 20_000 + 7_000 * i for i in range(50)}
     spent, seen = simulated(share, costs, 2000)
-    assert 0.8 * share < spent <= 1.02 * share
+    assert 0.75 * share < spent <= share  # the rest is for what nobody measures
     counts = [sum(name in step for step in seen) for name in costs]
     assert max(counts) - min(counts) <= 1  # those that were seen longest ago come first
 
@@ -48,7 +49,7 @@ def test_the_cost_stays_within_the_share(share):
 def test_a_look_that_costs_more_than_a_step_earns_waits_for_more_steps():
     spent, seen = simulated(0.01, {"huge": 3_000_000, "small": 10_000}, 2000)
     assert sum("huge" in step for step in seen) > 3
-    assert spent <= 0.0102 + 0.0002
+    assert spent <= 0.01
 
 
 def test_shares():
@@ -81,19 +82,30 @@ def test_every_tensor_is_seen_and_none_in_every_step():
     tracker, bits = train(150, budget="20%")
     everything, plain = train(2)[0], train(150)[1]
     names = {(r.kind, r.name) for r in everything.records}
-    seen = [(r.kind, r.name) for r in tracker.records if r.step >= 0]
+    seen = [(r.kind, r.name) for r in tracker.records if r.step > 1]
     assert names <= set(seen)
     assert len(seen) < 150 * len(names)
-    assert [r.step for r in tracker.records if r.kind is Kind.METRIC] == list(range(150))
+    for name in ("loss", "gradient_norm"):
+        assert [r.step for r in tracker.records if r.name == name] == list(range(150))
+    by_step = {}
+    for r in everything.records:
+        if r.kind is Kind.WEIGHT_GRADIENT:
+            by_step.setdefault(r.step, []).append(r.stats.count * r.stats.rm2**2)
+    norms = {r.step: r.value for r in tracker.records if r.name == "gradient_norm"}
+    assert all(norms[step] == pytest.approx(sum(found) ** 0.5) for step, found in by_step.items())
     assert all(torch.equal(a, b) for a, b in zip(bits, plain, strict=True))
 
 
 def test_an_alert_lifts_the_budget_for_its_module():
     budget = Budget(1e-9, Costs())
     budget.names = lambda: [(Kind.WEIGHT, "a.weight"), (Kind.ACTIVATION, "a"), (Kind.WEIGHT, "b")]
-    assert not budget.begin_step(0)
-    budget.lift("a", 0)
-    for step in (1, 2, 3):
+    assert all(map(budget.begin_step, (0, 1)))
+    assert not budget.begin_step(2)
+    budget.lift("a", 2)
+    for step in (3, 4, 5):
         assert budget.begin_step(step)
         assert set(budget.chosen) == {(Kind.WEIGHT, "a.weight"), (Kind.ACTIVATION, "a")}
-    assert not budget.begin_step(4)
+    assert not budget.begin_step(6)
+    budget.lift("", 6)
+    assert budget.begin_step(7)
+    assert len(budget.chosen) == 3

@@ -57,7 +57,7 @@ def repr_of_types(value):
     if isinstance(value, dict):
         return {k: repr_of_types(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value), [repr_of_types(v) for v in value]
+        return type(value).__name__, [repr_of_types(v) for v in value]
     return type(value)
 
 

@@ -95,7 +95,9 @@ def test_program_that_ends_waits_for_its_worker(programs, notes):
     assert "ValueError: mine" in err
     check_complete(notes)
     assert group_has_ended(process)
-    assert "tensortap" not in err.replace("tensortap/", "")
+    # a busy machine may be told that the end takes long
+    said = [line for line in err.splitlines() if "tensortap" in line.replace("tensortap/", "")]
+    assert [line for line in said if "records to process; waiting" not in line] == []
 
 
 def test_ctrl_c_reaches_all_processes_and_records_are_complete(programs, notes):

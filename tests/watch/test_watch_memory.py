@@ -109,11 +109,10 @@ def test_everything_at_once_in_one_and_a_half_times_the_memory(group, tmp_path):
     peak = group / ("memory.peak" if version2 else "memory.max_usage_in_bytes")
     limit = group / ("memory.max" if version2 else "memory.limit_in_bytes")
     limit.write_text(str(int(peak.read_text()) * 3 // 2))
-    for mode in ("auto", "tsne"):
-        done = run(mode)
-        assert (done.returncode, done.stdout) == (0, "complete\n"), (mode, done.stderr)
-        for line in done.stderr.splitlines():
-            assert "memory is short" in line or "too little memory is left" in line, line
+    done = run("tsne")  # the mode that needs most
+    assert (done.returncode, done.stdout) == (0, "complete\n"), done.stderr
+    for line in done.stderr.splitlines():
+        assert "memory is short" in line or "too little memory is left" in line, line
 
 
 @pytest.mark.parametrize(("mode", "needed"), [(None, "96.0 MiB"), ("tsne", "160 MiB")])

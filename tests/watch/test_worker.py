@@ -237,7 +237,8 @@ def test_reports_a_worker_that_dies_while_closing_as_dead_not_slow(start, troubl
     watcher.catch(1.0, "fine")
     watcher.catch(1.0, "exits")
     watcher.close()
-    (message,) = [r.getMessage() for r in caplog.records]
+    # a busy machine may have warned before that closing takes long
+    *_, message = [r.getMessage() for r in caplog.records]
     assert "died (exit code 7); 1 records were not processed" in message
     assert watcher.receipt.reasons["disconnected"] == 1
 

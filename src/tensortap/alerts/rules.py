@@ -82,6 +82,8 @@ def _first_of_step(record: Record, state: RuleState, what: str, found: int) -> F
     if record.kind is Kind.ACTIVATION and not follows:
         # the non-finite weight has already been reported, or what caused it
         follows = any(name.startswith(f"{module}.") for name in step_state.bad_weights)
+    if record.kind is Kind.METRIC and not step_state.outputs:  # of a JAX program, perhaps
+        follows = follows or bool(step_state.bad_weights)
     if follows:
         step_state.followed += 1
         return None
@@ -136,6 +138,8 @@ def _cause(record: Record, state: RuleState, module: str) -> tuple[str, str]:
         made = f"the backward pass of {' or '.join(modules)} made it"
         return f"{cause}: {made}", last if last in modules else modules[0]
     if record.kind is Kind.WEIGHT_GRADIENT:
+        if not step_state.outputs:
+            return "no output before it in this step was observed", module
         if record.world_size > 1:
             cause = "came through communication with another rank, or arises"
             return f"the gradients of all outputs were finite here: it {cause} in {module}", module

@@ -5,24 +5,19 @@
 
 from __future__ import annotations
 
-import builtins
-import collections
 import contextlib
 import errno
-import keyword
 import os
 import socket
 import sys
 import time
-import unicodedata
 from typing import Any
 
 from msgspec import structs
 
-from tensortap import values as frameworks
 from tensortap.api.steered import Steered
 from tensortap.core.arguments import check_seconds, check_text, checked
-from tensortap.core.errors import NotFound, TensortapError, WireError
+from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.history import History
 from tensortap.core.limits import format_size, parse_size
 from tensortap.core.record import Kind
@@ -30,7 +25,6 @@ from tensortap.core.rooms import offers
 from tensortap.live import answers, keys
 from tensortap.live.address import Address, default_port, parse_address, parse_port
 from tensortap.live.server import Server
-from tensortap.runs.reader import value_of
 
 _session: Session | None = None
 
@@ -197,36 +191,6 @@ class Session(Steered):
 
         Console().print(tables.summary(answers.overview(self.server)))
 
-    def ingest_all(self, overwrite: bool = False) -> dict[str, str]:
-        """Put the latest value of every name into a global variable of the caller.
-
-        Existing variables and builtins stay as they are unless `overwrite`. Returns the variable
-        of each name.
-        """
-        caller = sys._getframe(1).f_globals
-        ingested: dict[str, str] = {}
-        kept: list[str] = []
-        for _, record in self.server.history.latest():
-            if record.kind is Kind.ALERT:
-                continue  # the value of that name is wanted, not an alert about it
-            if record.value is None and record.stats is not None:
-                continue  # only statistics were recorded
-            name = record.name if not record.rank else f"{record.name}_rank{record.rank}"
-            variable = _unique_name(identifier(name), ingested)
-            exists = variable in caller or hasattr(builtins, variable)
-            if exists and not overwrite:
-                kept.append(variable)
-                continue
-            try:
-                caller[variable] = frameworks.rebuild(value_of(record))
-            except WireError as error:  # one malformed value must not hide the others
-                _print(f"no {variable}: {error}")
-                continue
-            ingested[variable] = record.name
-        if kept:
-            _print(f"not replaced: {', '.join(kept)} (overwrite=True replaces them)")
-        return {name: variable for variable, name in ingested.items()}
-
 
 # -- short forms for a prompt -----------------------------------------------------------------
 
@@ -262,28 +226,6 @@ def get_all(name: str, *, rank: int | None = None, kind: Kind | str | None = Non
     return current().get_all(name, rank=rank, kind=kind)
 
 
-def identifier(name: str) -> str:
-    """Return a valid name of a variable for any name.
-
-    >>> identifier("blocks.3.attn")
-    'blocks_3_attn'
-    """
-    normal = unicodedata.normalize("NFKC", name)  # as Python normalizes identifiers
-    words = "".join(c if f"_{c}".isidentifier() else " " for c in normal).split()
-    variable = "_".join(words).strip("_") or "value"
-    if not variable[0].isidentifier():
-        variable = f"_{variable}"
-    return f"{variable}_" if keyword.iskeyword(variable) else variable
-
-
-def _unique_name(variable: str, taken: collections.abc.Container[str]) -> str:
-    unique, count = variable, 0
-    while unique in taken:
-        count += 1
-        unique = f"{variable}_{count}"
-    return unique
-
-
 def help() -> None:  # noqa: A001  the verb that people expect
     """Print the verbs of a live session."""
     from rich.console import Console
@@ -306,7 +248,6 @@ _HELP = (
     ('tap.get("loss", step=40, rank=0)', "the value of a step and rank"),
     ('tap.get_all("loss")', "all values in the history, oldest to newest"),
     ('session.describe("loss")', "shape, dtype, range, mean, deviation, NaN and Inf"),
-    ("session.ingest_all()", "put the latest value of every name into a variable"),
     ("", ""),
     ('tap.catch(loss, "loss", every=10)', "in the training program: catch a value"),
     ("tap.receipt()", "in the training program: what was captured, and what it cost"),

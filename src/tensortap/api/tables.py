@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from tensortap.api.run import Run
 
 _WIDE = 100  # columns of a terminal that has room for counts
-_MOST_CLIENTS = 20
 _MOST_NAMES = 200
 _SHORT_TREND = 8
 NOTHING = Text(
@@ -158,7 +157,7 @@ def header(overview: Overview, rates: Rates | None = None) -> Table:
     return table
 
 
-def programs_table(overview: Overview, most: int = _MOST_CLIENTS) -> Table:
+def programs_table(overview: Overview, most: int = 20) -> Table:
     """Return the programs that send records, what they dropped, and what was rejected."""
     table = Table.grid(padding=(0, 2))
     clients = overview.clients

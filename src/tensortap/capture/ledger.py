@@ -13,6 +13,7 @@ from tensortap.capture.selection import count_of, seconds_per_skip
 from tensortap.capture.ticket import Ticket, settle
 from tensortap.core.history import OVERHEAD
 from tensortap.core.limits import format_size
+from tensortap.core.probes import Probe
 from tensortap.core.record import Record
 from tensortap.stats.columns import RecordColumns
 
@@ -68,6 +69,7 @@ class Receipt:
     sessions: dict[str, str]  # address → state of each live session
     stepping: float = 0.0  # seconds that these steps took in all, tensortap included
     memory: int = 0  # bytes that tensortap takes for values on their way
+    probes: tuple[Probe, ...] = ()  # how often each name was looked at, and what that cost
 
     @property
     def share(self) -> float:
@@ -112,6 +114,13 @@ class Receipt:
             f"  training thread: {format_seconds(self.seconds)}{steps}{share}",
             f"  spent on: {', '.join(activities) or 'nothing'}",
         ]
+        if seen := sorted(probe.seen for probe in self.probes if probe.spent_ns):
+            dearest = max(self.probes, key=lambda probe: probe.spent_ns)
+            lines.append(
+                f"  looked at {len(seen):,} names, each {seen[0]:,} to {seen[-1]:,} times; the "
+                f"dearest: {dearest.name} ({dearest.kind}), {dearest.seen:,} times, "
+                f"{format_seconds(dearest.spent_ns / 1e9)}"
+            )
         if self.memory:
             lines.append(f"  memory for values on their way: {format_size(self.memory)}")
         lines.extend(f"  live session {where}: {state}" for where, state in self.sessions.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import itertools
 import logging
 import os
@@ -24,7 +25,7 @@ from tensortap.capture.selection import CallCounter, CallCounters, Clock
 from tensortap.capture.ticket import SKIPPED, Ticket
 from tensortap.core import ranks
 from tensortap.core.buffers import OutOfMemory, Pool
-from tensortap.core.busy import Busy, is_busy
+from tensortap.core.busy import Busy, is_busy, is_of_handler
 from tensortap.core.history import OVERHEAD
 from tensortap.core.probes import CHANGE, ProbeRequest, probes
 from tensortap.core.record import Kind, Record, Shard, TensorData, Value
@@ -322,6 +323,8 @@ class Pipeline:
         if self.strict:
             raise error
         self.ledger.drop_values(ERROR, calls=calls)
+        if is_of_handler(error):
+            raise error
         key = (str(name), type(error).__name__)
         if key not in self._errors:
             self._errors.add(key)
@@ -367,7 +370,8 @@ class Pipeline:
         steps = self.clock.steps
         if not steps and self.clock.step is None:
             steps = max(calls, default=0)
-        return self.ledger.receipt(sum(calls), steps, self.clock.stepping, self.pool.taken)
+        receipt = self.ledger.receipt(sum(calls), steps, self.clock.stepping, self.pool.taken)
+        return dataclasses.replace(receipt, probes=probes.looked_at())
 
 
 pipeline = Pipeline()

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from tensortap._version import __version__
-from tensortap.cli import ls, serve, show, top, view
+from tensortap.cli import ls, serve, show, view
 from tensortap.cli.terminal import message
 from tensortap.core.errors import TensortapError
 from tensortap.core.files import plain
@@ -27,7 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _commands: dict[str, Any] = {
-    "ls": ls.ls, "serve": serve.serve, "show": show.show, "top": top.top, "view": view.view,
+    "ls": ls.ls, "serve": serve.serve, "show": show.show, "view": view.view,
 }  # fmt: skip
 for _room in rooms().values():
     _commands |= {name: load(address) for name, address in _room.commands.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -41,6 +42,20 @@ _thread = _Thread()
 def is_busy() -> bool:
     """Return whether this thread was interrupted inside a section."""
     return _thread.inside
+
+
+def is_of_handler(error: BaseException) -> bool:
+    """Return whether a signal handler of the program raised an error inside tensortap.
+
+    A timeout of ``signal.alarm``, or torch's report of a worker process that died, is meant for
+    the program, whatever it was doing.
+    """
+    handlers = map(signal.getsignal, signal.valid_signals())
+    codes = {getattr(getattr(each, "func", each), "__code__", None) for each in handlers} - {None}
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code not in codes:
+        traceback = traceback.tb_next
+    return traceback is not None
 
 
 def section(function: Callable[P, T]) -> Callable[P, T]:

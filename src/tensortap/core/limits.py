@@ -9,6 +9,7 @@ import os
 import re
 import resource
 
+_THREADS = 32  # a data loader takes a few for each of its workers
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:(%)|([KMGT]?)i?B?)\s*", re.IGNORECASE)
 
@@ -101,7 +102,7 @@ def shortage() -> str:
     """Return what this process has too little of for another connection; empty if there is room.
 
     libzmq aborts the process if it gets no descriptor, thread or memory. A connection takes up to
-    17 descriptors, 5 threads and a few MiB; the rest is left to the program.
+    17 descriptors, 5 threads and a few MiB; the rest is left to the program and its data loaders.
     """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     try:
@@ -110,22 +111,35 @@ def shortage() -> str:
         free = 0 if error.errno in (errno.EMFILE, errno.ENFILE) else most
     if most >= 0 and free < 64:
         return f"only {free} file descriptors are left: raise ulimit -n, which is {most}"
-    import ctypes
-
-    libc, threads = ctypes.CDLL(None), [ctypes.c_void_p() for _ in range(8)]
-    # in C: a thread of Python would take 64 MiB of address space for its allocations, and keep it
-    started = [not libc.pthread_create(ctypes.byref(t), None, libc.usleep, 5000) for t in threads]
     try:
         mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
     except OSError:
         return "less than 64 MiB of address space is left: raise ulimit -v"
-    finally:  # until now, they were there at the same time
-        for thread, ok in zip(threads, started, strict=True):
-            if ok:
-                libc.pthread_join(thread, None)
-    if not all(started):
-        return "fewer than 8 threads can be started: raise ulimit -u, ulimit -v or pids.max"
+    if not _can_start(_THREADS):
+        few = f"fewer than {_THREADS} threads can be started"
+        return f"{few}: raise ulimit -u, ulimit -v or pids.max"
     return ""
+
+
+def _can_start(count: int) -> bool:
+    """Return whether so many threads can be there at the same time, by starting them."""
+    import ctypes
+
+    # in C: a thread of Python would take 64 MiB of address space for its allocations, and keep it
+    libc, end, options = ctypes.CDLL(None), (ctypes.c_long * 8)(), (ctypes.c_long * 16)()
+    libc.sem_init(end, 0, 0)
+    libc.pthread_attr_init(options)
+    libc.pthread_attr_setstacksize(options, ctypes.c_size_t(64 << 10))
+    threads = [ctypes.c_void_p() for _ in range(count)]
+    started = [
+        each for each in threads
+        if not libc.pthread_create(ctypes.byref(each), options, libc.sem_wait, end)
+    ]  # fmt: skip
+    for _ in started:
+        libc.sem_post(end)
+    for each in started:
+        libc.pthread_join(each, None)
+    return len(started) == count
 
 
 def parse_size(text: str | int, argument: str = "size") -> int:

@@ -93,6 +93,7 @@ class Probes:
         self.waiting: list[ProbeRequest] = []
         self._probers: weakref.WeakSet[Prober] = weakref.WeakSet()
         self._begun = 0.0  # when the current step began
+        self._ended: list[Probe] = []  # those of the last prober that has ended
         self._recent: collections.deque[float] = collections.deque(maxlen=20)
 
     def add(self, prober: Prober) -> None:
@@ -100,8 +101,15 @@ class Probes:
         self._probers.add(prober)
 
     def remove(self, prober: Prober) -> None:
-        """Forget probes."""
-        self._probers.discard(prober)
+        """Forget probes, but not what looking at them has cost."""
+        if prober in self._probers:
+            self._ended = list(prober.probes())
+            self._probers.discard(prober)
+
+    def looked_at(self) -> tuple[Probe, ...]:
+        """Return what was looked at, and what that has cost; of trackers, also the last one."""
+        probers = [list(each.probes()) for each in list(self._probers)] or [self._ended]
+        return tuple([probe for found in probers for probe in found if probe.spent_ns])
 
     def found(self, pattern: str = "") -> list[Probe]:
         """Return the probes whose names match a pattern that somebody typed."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import os
 import time
 from pathlib import Path
@@ -87,7 +86,8 @@ def alerts(request: PageRequest) -> dict[str, Any]:
     ]
     for explain in offers("page.verdicts"):  # adds to each row which verdict explains it
         explain(found, zip(shown, rows, strict=True))
-    return {"total": len(found), "alerts": rows}
+    problems = sum(alert.rule not in (WHY, *LIMITS) for alert in found)
+    return {"total": len(found), "problems": problems, "alerts": rows}
 
 
 # -- summary -------------------------------------------------------------------------------
@@ -104,8 +104,9 @@ def summary_of(entry: CatalogEntry) -> dict[str, Any]:
     steps = table.steps()
     steps = steps[steps >= 0]  # initial weights are those of step -1
     hints = table.alerts(HINT)
-    unseen = [alert for alert in hints if alert.rule in LIMITS]
-    problems = [a for a in entry.alerts() if a.rule != WHY and a.rule not in LIMITS]
+    found = [alert for alert in entry.alerts() if alert.rule != WHY]
+    problems = [alert for alert in found if alert.rule not in LIMITS]
+    unseen = [alert for alert in (*found, *hints) if alert.rule in LIMITS]
     first = min(problems, key=lambda alert: alert.step, default=None)
     return {
         "state": entry.state,
@@ -118,7 +119,7 @@ def summary_of(entry: CatalogEntry) -> dict[str, Any]:
         "problems": len(problems),
         "problem_rules": len({alert.rule for alert in problems}),
         "first": None if first is None else _row(first),
-        "hints": len(hints) - len(unseen),
+        "hints": sum(alert.rule not in LIMITS for alert in hints),
         "unseen": [_row(alert) for alert in unseen[:_MAX_UNSEEN]],
         "unseen_total": len(unseen),
     }
@@ -183,7 +184,7 @@ def receipt(request: PageRequest) -> dict[str, Any]:
         "rejected": overview.rejected,
         "seconds": max(0.0, time.time() - overview.started),
         "clients": msgspec.to_builtins(overview.clients),
-        "cost": None if entry.server is None else dataclasses.asdict(pipeline.receipt()),
+        "cost": None if entry.server is None else msgspec.to_builtins(pipeline.receipt()),
     }
 
 
@@ -212,12 +213,12 @@ def _cost_of_run(reader: RunReader) -> dict[str, Any] | None:
 
     run = opened()
     if run is not None and run.path.resolve() == reader.path.resolve():
-        return dataclasses.asdict(pipeline.receipt())
+        return dict(msgspec.to_builtins(pipeline.receipt()))
     receipts = reader.receipts()
     if not receipts:
         return None
     rank = max(receipts, key=lambda each: receipts[each].seconds)
-    return {**dataclasses.asdict(receipts[rank]), "rank": rank if len(receipts) > 1 else None}
+    return {**msgspec.to_builtins(receipts[rank]), "rank": rank if len(receipts) > 1 else None}
 
 
 def _folder_size(folder: Path) -> int:

@@ -108,6 +108,35 @@ def row_indices(rows: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(rows), [None, buffer])
 
 
+def take_rows(table: pa.Table, rows: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
+    """Return the given rows of a table; adjacent ones are not copied.
+
+    pyarrow takes five times as long as NumPy for exponent counts, the largest column of a run.
+    """
+    import pyarrow as pa
+
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (rows[1:] > rows[:-1]).all():
+        return table.slice(int(rows[0]), len(rows))
+    names = table.column_names
+    bins = table.column("bins") if "bins" in names else None
+    if bins is None or bins.null_count == len(bins):
+        return table.take(row_indices(rows))
+    lengths, items = lists(bins)
+    ends = np.concatenate([[0], np.cumsum(lengths[rows])])
+    if ends[-1] > np.iinfo(np.int32).max:
+        return table.take(row_indices(rows))
+    at = np.arange(ends[-1])
+    at += np.repeat((np.cumsum(lengths) - lengths)[rows] - ends[:-1], lengths[rows])
+    valid = np.concatenate([valid_cells(chunk) for chunk in bins.chunks])[rows]
+    buffers = [None if valid.all() else _bits(valid), pa.py_buffer(ends.astype(np.int32))]
+    counts = pa.Array.from_buffers(
+        bins.type, len(rows), buffers, children=[number_array(items[at])]
+    )
+    others = table.drop_columns(["bins"]).take(row_indices(rows))
+    index = names.index("bins")
+    return others.add_column(index, table.field(index), counts)
+
+
 def number_array(
     values: np.ndarray[Any, np.dtype[Any]], valid: np.ndarray[Any, np.dtype[np.bool_]] | None = None
 ) -> pa.Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import logging
@@ -13,12 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tensortap.capture.ledger import Receipt
 from tensortap.capture.pipeline import at_exit, pipeline
 from tensortap.capture.queue import Queue
 from tensortap.core import ranks
 from tensortap.core.arguments import checked
 from tensortap.core.errors import NotFound, TensortapError
+from tensortap.core.limits import shortage
 from tensortap.core.rooms import offers
 from tensortap.core.settings import buffer_size
 from tensortap.runs.folders import end_run, job_name, shared_run, update_info
@@ -28,7 +30,7 @@ from tensortap.runs.sink import StoreSink
 log = logging.getLogger("tensortap")
 
 _END = 30.0  # seconds that writing the rest of a run may take; 2 if the disk is full
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EAGAIN)
 
 
 class OpenRun:
@@ -81,7 +83,7 @@ class OpenRun:
             pipeline.restart()
 
     def _write_receipt(self, receipt: Receipt) -> None:
-        cost = dataclasses.asdict(receipt.since(self._before))
+        cost = msgspec.to_builtins(receipt.since(self._before))
         try:
             write_json(receipt_file(self.path, self.rank), cost)
         except OSError as error:  # a full disk, or a folder that was removed
@@ -108,8 +110,8 @@ def init(
     All ranks of a job share the folder, which is named after the time. The page shows `name` and
     `notes`, and a comparison of two runs begins with what differs in their `config`. With
     `durable`, what a flush has confirmed survives even a power failure. An open run is finished
-    first. Returns the folder of the run. If the disk is full, that is logged, and training
-    continues without a run.
+    first. Returns the folder of the run. If the disk is full, or few threads or file descriptors
+    are left, that is logged, and training continues without a run.
     """
     described = {"name": name, "notes": notes, "config": _as_json(config or {})}
     global _open, _registered, _full
@@ -119,6 +121,8 @@ def init(
         rank, world_size = ranks.rank_and_world_size()
         _full = ""
         try:
+            if lacking := shortage():
+                raise OSError(errno.EAGAIN, lacking)
             path = shared_run(path, rank, world_size, job_name())
             if rank == 0 and any(described.values()):
                 update_info(path, **described)

@@ -368,6 +368,15 @@ class Table:
     def _blocks(self) -> list[RowBlock]:
         return [*self._source.blocks, *self._appended]
 
+    def slices(self, rows: Integers, most: int) -> Iterator[slice]:
+        """Yield slices of about `most` ascending rows; a block of the source is in one of them."""
+        start = 0
+        edges = np.searchsorted(rows, np.cumsum([0, *map(len, self._blocks())]))
+        for edge, after in zip(edges, [*edges[1:], len(rows) + most + 1], strict=True):
+            if after - start > most and edge > start:
+                yield slice(start, edge)
+                start = edge
+
     def take(self, rows: Integers, columns: list[str]) -> pa.Table:
         """Return columns of the run format, of the given rows in the given order."""
         order = np.argsort(rows, kind="stable")

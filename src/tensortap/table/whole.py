@@ -108,8 +108,12 @@ class WholeSource:
         # mostly, ranks come one by one
         starts = np.append(0, np.flatnonzero(rank[1:] != rank[:-1]) + 1)[: len(rank)]
         last = np.maximum.reduceat(step, starts) if len(starts) else starts
-        for each, newest in zip(rank[starts].tolist(), last.tolist(), strict=True):
-            self._last_steps[each] = max(newest, self._last_steps.get(each, newest))
+        number = codes(rank[starts])  # many if rows are sorted by step
+        newest = np.full(int(number.max(initial=-1)) + 1, np.iinfo(np.int64).min)
+        np.maximum.at(newest, number, last)
+        ranks = rank[starts[first_of(number)]]
+        for each, step_of in zip(ranks.tolist(), newest.tolist(), strict=True):
+            self._last_steps[each] = max(step_of, self._last_steps.get(each, step_of))
 
     def _ready(self, rows: Integers) -> Booleans:
         """Return which rows are of steps that every rank has passed, or that are old."""

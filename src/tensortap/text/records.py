@@ -15,7 +15,6 @@ from tensortap.text import tensors
 from tensortap.values.view import as_numpy
 
 _SHOWN_PARTS = 4
-_SHOWN_LEAVES = 256
 
 
 def record_line(record: Record) -> str:
@@ -80,7 +79,7 @@ def record_details(record: Record) -> str:
         lines.append(f"  {record_line(record)}")
         if _field(record.value, "tensor") is None:
             return "\n".join(lines)
-    for path, leaf in itertools.islice(leaves(record.value, key=value_line), _SHOWN_LEAVES):
+    for path, leaf in itertools.islice(leaves(record.value, key=value_line), 256):
         lines.append(f"  {path + '  ' if path else ''}{value_line(leaf)}")
     return "\n".join(lines)
 

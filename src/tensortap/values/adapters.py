@@ -18,7 +18,6 @@ from tensortap.core.values import DEPTH
 from tensortap.values.protocol import Adapter, Framework, Path, Snapshot, type_name
 from tensortap.values.registry import loaded_frameworks, offered_frameworks
 
-_MAX_CACHED = 4096  # classes; a program that keeps making classes must not fill the memory
 _REPR = 500  # characters of an object's repr that are kept
 
 
@@ -29,7 +28,7 @@ def adapter_of(cls: type) -> Adapter:
         adapter = _of(loaded_frameworks(), cls) or _container(cls) or _scalar(cls)
         # last: to search for other packages takes milliseconds
         adapter = adapter or _of(offered_frameworks(), cls) or _OPAQUE
-        if len(CACHED) >= _MAX_CACHED:
+        if len(CACHED) >= 4096:
             CACHED.clear()
             CACHED.update(_SCALARS)
         CACHED[cls] = adapter

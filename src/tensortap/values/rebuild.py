@@ -1,7 +1,7 @@
 """The values that snapshots were taken of, rebuilt as copies that belong to the caller.
 
-Nothing that a message says is run: classes are looked up among the modules that are already
-imported, checked, and filled without calling their code.
+Nothing that a message says is run or looked up: a namedtuple or a dataclass comes back in a class
+of our own with the same name and fields.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import dataclasses
 import functools
 import keyword
 import re
-import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -82,59 +80,19 @@ def _builder(framework: str) -> Callable[[TensorData], Any]:
 
 
 def _fields(value: Fields, parts: list[Any]) -> Any:
-    names = value.names
-    if value.kind not in ("namedtuple", "dataclass"):
-        raise WireError(f"neither a namedtuple nor a dataclass: {value.type[:80]!r}")
-    cls = find_class(value.type)
     if value.kind == "namedtuple":
-        if cls is None or tuple not in cls.__mro__ or getattr(cls, "_fields", None) != names:
-            cls = _substitute("namedtuple", value.type, names)
-        rebuilt: Any = tuple.__new__(cls, parts)
+        rebuilt: Any = tuple.__new__(_class_like(value.kind, value.type, value.names), parts)
         return rebuilt
-    if cls is None or not _can_be_filled(cls, names):
-        cls = _substitute("dataclass", value.type, names)
-    rebuilt = object.__new__(cls)
-    for name, part in zip(names, parts, strict=True):
-        object.__setattr__(rebuilt, name, part)
+    if value.kind != "dataclass":
+        raise WireError(f"neither a namedtuple nor a dataclass: {value.type[:80]!r}")
+    rebuilt = object.__new__(_class_like(value.kind, value.type, value.names))
+    vars(rebuilt).update(zip(value.names, parts, strict=True))
     return rebuilt
 
 
-def find_class(path: str) -> type | None:
-    """Return the imported class that ``module:qualname`` names; None if there is none."""
-    module_name, _, qualname = path.partition(":")
-    found: Any = sys.modules.get(module_name)
-    if not isinstance(found, types.ModuleType):
-        return None
-    # plain dict lookups: getattr on a module or a class can run code, even import modules
-    namespace: Any = object.__getattribute__(found, "__dict__")
-    for name in qualname.split("."):
-        found = namespace.get(name)
-        if not isinstance(found, type):
-            return None
-        namespace = type.__getattribute__(found, "__dict__")
-    return found if isinstance(found, type) else None
-
-
-def _can_be_filled(cls: type, names: tuple[str, ...]) -> bool:
-    """Return whether a dataclass has exactly these fields and takes them without running code."""
-    if not dataclasses.is_dataclass(cls) or hasattr(cls, "__del__"):
-        return False  # a finalizer would run with contents that a message chose
-    if tuple(field.name for field in dataclasses.fields(cls)) != names:
-        return False
-    if cls.__new__ is not object.__new__ or dict in cls.__mro__ or BaseException in cls.__mro__:
-        return False
-    slots = types.MemberDescriptorType
-    return all(isinstance(found := _attribute(cls, name), slots) or not hasattr(found, "__set__")
-               for name in names)  # fmt: skip
-
-
-def _attribute(cls: type, name: str) -> Any:
-    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
-
-
 @functools.lru_cache(maxsize=256)
-def _substitute(kind: str, name: str, fields: tuple[str, ...]) -> type:
-    """Return a new class with these fields, for one that is not imported in this process."""
+def _class_like(kind: str, name: str, fields: tuple[str, ...]) -> type:
+    """Return a class of our own with this name and these fields: the user's might run code."""
     name = name.rpartition(":")[2].rpartition(".")[2]
     name = name if name.isidentifier() and not keyword.iskeyword(name) else "Unnamed"
     try:  # both check the names

@@ -1,14 +1,16 @@
 """Run `tensortap run` on the collection and print the table of what it found and missed.
 
-    python -m tests.health.collection [--half tuned|held] [--set-up NAME] [--to FOLDER] [PATTERN]
+    python -m tests.health.collection [--half NAME] [--set-up NAME] [--to FOLDER] [PATTERN]
 
 Programs that import tensortap track themselves: they run as they are, and `tensortap check` gives
-the verdict. The table is saved as collection.md and collection.json in FOLDER.
+the verdict. The table is saved as collection.md and collection.json in FOLDER. Programs of one
+process are forked from one that has imported torch, which takes longer than most of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -22,8 +24,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tests.forks import Starter
+
 FOLDER = Path(__file__).parent
 SET_UPS = ("plain", "trainer", "lightning", "accelerate", "compiled", "ddp", "jax")
+IMPORTS = """
+import accelerate, lightning, torch, torch._dynamo, transformers
+from transformers import BertForMaskedLM, GPT2LMHeadModel, Trainer
+import tensortap.__main__, tensortap.rooms.program.command, tensortap.rooms.program.torch.finding
+"""
 
 
 def programs() -> list[dict[str, Any]]:
@@ -48,20 +57,30 @@ def verdict_of(text: str) -> tuple[list[str], list[str]]:
     return blocks[:alerts], blocks[alerts : alerts + counts.get("gave a hint", 0)]
 
 
-def judge(row: dict[str, Any], plain: bool) -> dict[str, Any]:
+def judge(row: dict[str, Any], plain: bool, starter: Starter) -> dict[str, Any]:
     """Run one program plainly and under tensortap, in a folder of its own, and read the verdict."""
     tracks_itself = "tensortap" in (FOLDER / row["file"]).read_text()
     with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
 
         def run(*arguments: str) -> tuple[int | None, str, str]:
             try:
-                done = subprocess.run(
-                    [sys.executable, *arguments], cwd=folder, capture_output=True, text=True,
-                    timeout=600, env=os.environ | {"OMP_NUM_THREADS": "1"},
-                )  # fmt: skip
+                if row["set-up"] in ("ddp", "jax"):
+                    command = [sys.executable, *arguments]
+                    done = subprocess.run(
+                        command, cwd=folder, capture_output=True, text=True, timeout=600,
+                        env=environment,
+                    )  # fmt: skip
+                    return done.returncode, done.stdout, done.stderr
+                is_module = arguments[0] == "-m"
+                code = f"import runpy, sys\nsys.argv = {list(arguments[is_module:])!r}\n"
+                how = "run_module" if is_module else "run_path"
+                code += f"runpy.{how}(sys.argv[0], run_name='__main__')"
+                process = starter.start(code, dict(environment), folder, quick=True)
+                out, err = process.communicate(600)
             except subprocess.TimeoutExpired:
                 return None, "", "timeout"
-            return done.returncode, done.stdout, done.stderr
+            return process.returncode, out, err
 
         # the name of the program would tell the cause
         shutil.copy(FOLDER / row["file"], Path(folder, "train.py"))
@@ -72,7 +91,7 @@ def judge(row: dict[str, Any], plain: bool) -> dict[str, Any]:
             same = code == 0
         else:
             before = run("train.py") if plain else None
-            code, out, text = run("-m", "tensortap", "run", "train.py")
+            code, out, text = run("-m", "tensortap", "run", "--every", "1", "train.py")
             same = before[:2] == (code, out) if before else code == 0
     alerts, hints = verdict_of(text)
     said = "\n".join([*alerts, *hints])
@@ -118,7 +137,7 @@ def main() -> None:
     """Run the chosen programs, two at a time."""
     parser = argparse.ArgumentParser(prog="python -m tests.health.collection")
     parser.add_argument("pattern", nargs="?", default="", help="part of a file's path")
-    parser.add_argument("--half", choices=("tuned", "held"))
+    parser.add_argument("--half", choices=("tuned", "held", "later"))
     parser.add_argument("--set-up", choices=SET_UPS)
     parser.add_argument("--to", type=Path, default=Path())
     parser.add_argument("--no-plain", action="store_true", help="skip the comparison of stdout")
@@ -130,8 +149,8 @@ def main() -> None:
     ]  # fmt: skip
     results: list[dict[str, Any]] = []
     chosen.to.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(2) as pool:
-        for result in pool.map(lambda row: judge(row, not chosen.no_plain), rows):
+    with contextlib.closing(Starter(IMPORTS)) as starter, ThreadPoolExecutor(2) as pool:
+        for result in pool.map(lambda row: judge(row, not chosen.no_plain, starter), rows):
             results.append(result)
             print(
                 f"{len(results)}/{len(rows)} {result['outcome']}: {result['file']}", file=sys.stderr

@@ -17,17 +17,17 @@ from tensortap.runs.folders import make_run
 from tensortap.runs.run_reader import RunReader
 from tensortap.runs.sink import StoreSink
 from tensortap.runs.tables import RankTables
-from tests.runs.readers.contract import RECORDS, ReaderContract
+from tests.runs.readers.contract import RECORDS, ReaderContract, record
 
 
 def write(path, records, **options):
     """Write records into a run, each into the tables of its rank."""
     sinks = {}
-    for record in records:
-        if record.rank not in sinks:
-            store = StoreSink(path, record.rank, **options)
-            sinks[record.rank] = Queue(store, budget=1 << 30, overflow="newest", name="test")
-        sinks[record.rank].write(record, Ticket(1), 8)
+    for one in records:
+        if one.rank not in sinks:
+            store = StoreSink(path, one.rank, **options)
+            sinks[one.rank] = Queue(store, budget=1 << 30, overflow="newest", name="test")
+        sinks[one.rank].write(one, Ticket(1), 8)
     return sinks
 
 
@@ -60,6 +60,17 @@ class TestSealedRun(ReaderContract):
         found = RunReader(sealed)
         assert all(reader.parts and not reader.tail for reader in found.by_rank.values())
         return found
+
+
+def test_crash_between_sealing_and_new_tail_shows_nothing_twice(tmp_path):
+    run = make_run(tmp_path, 1)
+    sinks = write(run, [record(seq, "x", float(seq)) for seq in range(5)])
+    assert sinks[0].flush(60)
+    tail = run / "records" / "00000" / "tail.arrows"
+    old = tail.read_bytes()
+    sinks[0].close(60)
+    tail.write_bytes(old)  # as if the new tail had never been written
+    assert [r.seq for r in RunReader(run).new_records()] == list(range(5))
 
 
 @pytest.mark.slow

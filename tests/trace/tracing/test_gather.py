@@ -61,7 +61,7 @@ def parts_of(rank):
     }
 
 def same(a, b):
-    if type(a) is not type(b) and not isinstance(a, nn.Parameter):
+    if type(a).__name__ != type(b).__name__ and not isinstance(a, nn.Parameter):
         return False
     if isinstance(a, torch.Tensor):
         bits = [t.detach().resolve_conj().contiguous().reshape(-1) for t in (a, b)]

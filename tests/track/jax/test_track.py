@@ -124,3 +124,20 @@ def test_tracker_keeps_and_stashes_states():
 def test_steps_are_not_analyzed():
     with pytest.raises(ValueError, match="analyses need a torch model"):
         tap.track({"w": jnp.ones(3)}, analyses=["norms"])
+
+
+def test_the_first_tensor_that_is_not_finite_is_blamed():
+    params = {"w": jnp.ones((4, 3))}
+
+    def step(params, x):
+        loss, grads = jax.value_and_grad(lambda p: jnp.sqrt(0 * x @ p["w"]).sum())(params)
+        return optax.apply_updates(params, grads), grads, loss
+
+    with tap.track(params, alerts=True) as tracker:
+        for _ in range(3):
+            params, grads, loss = step(params, jnp.ones((2, 4)))
+            tracker.step(params, grads=grads, loss=loss)
+    (alert,) = [each for each in tracker.alerts if each.rule == "nan"]
+    assert (alert.kind, alert.step) == (Kind.WEIGHT_GRADIENT, 0)
+    assert "no output before it in this step was observed" in alert.message
+    assert not np.isfinite(np.asarray(params["w"])).any()

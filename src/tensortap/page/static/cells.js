@@ -1,11 +1,11 @@
-// The heatmap of the summary. The page draws it itself: plotly takes longer to start than all else.
+// The heatmap of the summary, and what Layers shows first: plotly takes longer to start than all else.
 import { decodeArray } from "./api.js";
 import { count, fill, h, number } from "./dom.js";
 
-const MOST_NAMES = 15; // beside the rows
+const PIXELS = 14; // per name beside the rows
 
 /** Draws the cells of the server's heatmap, with the names of rows and a few steps. */
-export function drawCells(element, { data, layout }) {
+export function drawCells(element, { data, layout }, height = 210) {
   const [first] = data, { layers, tile } = layout.meta;
   const steps = decodeArray(first.x), columns = steps.length, rows = first.y.length;
   const canvas = h("canvas", { width: columns, height: rows });
@@ -18,7 +18,7 @@ export function drawCells(element, { data, layout }) {
     else trace.x.forEach((x, i) => x === null || marks.push([trace.marker, ...place([x, trace.y[i]])]));
   }
   canvas.getContext("2d").putImageData(image, 0, 0);
-  const every = Math.ceil(rows / MOST_NAMES);
+  const every = Math.ceil(rows / Math.floor(height / PIXELS));
   const names = first.y.map((_, row) => layers[row * tile]).filter((_, row) => row % every === 0);
   const numbers = { value: null }; // decoded when somebody points at a cell
   canvas.addEventListener("mousemove", ({ offsetX, offsetY }) => {
@@ -29,14 +29,14 @@ export function drawCells(element, { data, layout }) {
     canvas.title = layer >= 0 ? `${layers[layer]}\nstep ${count(step)}\n${first.name} ${number(value)}` : "";
   });
   const { ticktext } = first.colorbar, colors = first.colorscale.map(([, color]) => color);
-  fill(element,
+  fill(element, h("div", { class: "cell-map", style: `--height:${height}px` },
     h("div", { class: "cell-names" }, names.map((name) => h("span", { title: name }, h("bdi", {}, name)))),
     h("div", { class: "cells" }, canvas, marks.slice(0, 1000).map(([{ symbol, color }, x, y]) => h("i", {
       style: `left:${100 * x}%;top:${100 * y}%;color:${color}`,
     }, symbol === "square" ? "■" : "▲"))),
     h("div", { class: "cell-steps" }, h("span", {}, `step ${count(steps[0])}`), h("span", {},
       `${ticktext[0]} `, h("i", { style: `background:linear-gradient(90deg,${colors})` }),
-      ` ${ticktext.at(-1)} the median of the row`), h("span", {}, count(steps.at(-1)))));
+      ` ${ticktext.at(-1)} the median of the row`), h("span", {}, count(steps.at(-1))))));
 }
 
 /** Colors the pixels of a trace: one per cell, in the colors of its scale. */

@@ -23,12 +23,18 @@ const CONFIG = {
 
 /**
  * Draws a figure into an element; for an empty figure, its message. Zoom survives as long as
- * `keep` stays the same. Other options: height, step, layout, config.
+ * `keep` stays the same. Other options: height, step, layout, config; `preview` draws the figure
+ * until plotly has started.
  */
 export async function draw(element, figure, options = {}) {
   if (figure.layout?.meta?.empty) {
     clear(element);
     return fill(element, empty(figure.layout.annotations?.[0]?.text ?? "Nothing here"));
+  }
+  if (!plotly() && options.preview) {
+    options.preview(element, figure, options.height - 30);
+    element.parentElement.classList.remove("waiting");
+    await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve))); // it is seen
   }
   await loadPlotly();
   if (!element.classList.contains("js-plotly-plot")) fill(element);

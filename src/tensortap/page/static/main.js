@@ -15,7 +15,7 @@ import { addBriefs, addSparklines, drawNames, drawRuns, refreshSparklines, start
 // Views that name the same tab in `within` share it: one at a time, or below each other if they are
 // `stacked`. `isUsed(run)` says whether a run has anything for it. `about` is the tooltip.
 // `prepare(state)` requests what takes long the first time, `first` lets it do so before others.
-// `light` says that it needs no plotly. `receive(news)` gets the server's news. `alone` says that it
+// `light` says that it draws something before plotly is there. `receive(news)` gets the server's news. `alone` says that it
 // has something to show without a run.
 let VIEWS = [], TABS = [];
 let later = []; // modules of views that are loaded after the summary is drawn

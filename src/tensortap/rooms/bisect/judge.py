@@ -26,10 +26,10 @@ from tensortap.rooms.bisect.faulty_modules import (
 )
 from tensortap.rooms.bisect.grafting import CallSite, GraftSource, Swap
 from tensortap.rooms.bisect.recorded_step import RecordedStep
-from tensortap.rooms.compare.explain import explain
 from tensortap.rooms.compare.result import Comparison
 from tensortap.rooms.compare.tensors import Tolerance
 from tensortap.rooms.compare.values import compare_with
+from tensortap.rooms.reasons.explain import explain
 from tensortap.values.view import array_of
 
 _SAME_FACTOR = 1e-3  # factors that are closer than this, relative to each other, are the same

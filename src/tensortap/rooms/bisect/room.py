@@ -6,7 +6,7 @@ from tensortap.rooms import Room
 
 ROOM = Room(
     name="bisect",
-    needs=("blackbox", "compare", "track"),
+    needs=("blackbox", "compare", "reasons", "track"),
     offers={"track.hooks": "tensortap.rooms.bisect.tracked:bisected"},
     commands={"bisect": "tensortap.rooms.bisect.command:bisect"},
 )

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from tensortap.core.files import restrict
-from tensortap.runs.arrow import coded, number_array, numbers, row_indices
-from tensortap.runs.rows import COLUMNS, schema, validated
+from tensortap.runs.arrow import coded, number_array, numbers, take_rows
+from tensortap.runs.rows import COLUMNS, STATISTICS, schema, validated
 from tensortap.runs.tables import NameCounts, add_counts
 from tensortap.runs.windows import RECORDS, ROW_GROUP, WHOLE
 from tensortap.table.columns import holds_tensor
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-_TOGETHER = 400_000  # rows that are sorted together, about 500 bytes each
+# columns with few distinct values; dictionaries of others take time and room
+_REPEATED = [name for name in COLUMNS if name not in (*STATISTICS[5:], "seq", "time_ns", "number")]
+_TOGETHER = 65_536  # rows that are sorted together: larger blocks of memory are not used again
 Key = tuple[str, str]  # kind and name
 Rank = tuple[int, int, int, int]  # records, first step, last step, time of the last record
 
@@ -52,6 +54,7 @@ def write_rows(
     opened: Callable[[str], AbstractContextManager[Path]],
 ) -> dict[str, Any]:
     """Write the rows of some steps into a folder; return what the manifest tells about them."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     buckets = _buckets(parts)
@@ -60,22 +63,29 @@ def write_rows(
     ranks: dict[int, Rank] = {}
     with ExitStack() as stack:
         columns = schema().remove_metadata()
-        writers = [
-            stack.enter_context(pq.ParquetWriter(folder / name, kind, compression="zstd"))
+        records, whole = (
+            stack.enter_context(pq.ParquetWriter(
+                folder / name, kind, compression="zstd", use_dictionary=_REPEATED))
             for name, kind in ((RECORDS, columns), (WHOLE, _rolled_schema()))
-        ]
+        )  # fmt: skip
         for name in (RECORDS, WHOLE):
             restrict(folder / name)
+        rolled: list[pa.Table] = []
         for file in files:
             rows = _sorted(file)
             file.unlink()
-            if not rows.num_rows:  # its tensors were recorded at other steps
-                continue
-            _note_ranks(rows, ranks)
-            for writer, made in zip(writers, (rows, rolled_up(rows)), strict=True):
-                for group in _row_groups(made):
-                    writer.write_table(group)
-                sizes[writers.index(writer)] += made.num_rows
+            sizes[0] += rows.num_rows
+            if rows.num_rows:  # else its tensors were recorded at other steps
+                _note_ranks(rows, ranks)
+                for group in _row_groups(rows):
+                    records.write_table(group)
+                rolled.append(rolled_up(rows))
+            count = sum(each.num_rows for each in rolled)
+            if rolled and (count > ROW_GROUP or file is files[-1]):
+                for group in _row_groups(pa.concat_tables(rolled).combine_chunks()):
+                    whole.write_table(group)
+                sizes[1] += count
+                rolled = []
     return {"rows": sizes[0], "rolled": sizes[1], "ranks": ranks}
 
 
@@ -159,7 +169,7 @@ def _by_bucket(rows: pa.Table, buckets: dict[Key, int]) -> Iterator[tuple[int, p
         yield int(bucket[0]), rows
         return
     order = np.argsort(bucket, kind="stable")
-    rows = rows.take(row_indices(order))
+    rows = take_rows(rows, order)
     edges = np.flatnonzero(np.diff(bucket[order], prepend=-1))
     for start, end in zip(edges, np.append(edges[1:], len(order)), strict=True):
         yield int(bucket[order[start]]), rows.slice(start, end - start)
@@ -182,7 +192,7 @@ def _sorted(file: Path) -> pa.Table:
     keys = {key: i for i, key in enumerate(sorted((k, n) for k in kinds for n in names))}
     by = [numbers(rows.column(each)) for each in ("seq", "call", "rank", "step")]
     order = np.lexsort([*by, _tensors(rows, keys)])
-    return rows.take(row_indices(order)).combine_chunks()
+    return take_rows(rows, order).combine_chunks()
 
 
 def _row_groups(rows: pa.Table) -> Iterator[pa.Table]:
@@ -221,7 +231,7 @@ class _Rows:
         return self._rows.select(columns).slice(start)
 
     def take(self, rows: Integers, columns: list[str]) -> pa.Table:
-        return self._rows.select(columns).take(row_indices(rows))
+        return take_rows(self._rows.select(columns), rows)
 
 
 def _rolled_schema() -> pa.Schema:

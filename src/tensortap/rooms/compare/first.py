@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import numpy as np
-
 from tensortap.core.errors import TensortapError
 from tensortap.core.record import Kind
 from tensortap.rooms.compare.compared_run import RecordPart, batch_of, part_of, whole
 from tensortap.rooms.compare.pairs import Sides, compare_pair
 from tensortap.rooms.compare.plan import RecordPair
 from tensortap.rooms.compare.report import Difference, Key
-from tensortap.rooms.compare.tasks import Found, Identical, Judged
+from tensortap.rooms.compare.tasks import Found, Judged
 from tensortap.rooms.compare.values import compare_with
 from tensortap.runs.assemble import Disagreement
 
@@ -122,33 +120,11 @@ def _operation(item: RecordPair) -> str:
     return f"{item.key.name}{place}: {inputs}"
 
 
-def bits_differ(judged: Judged, found: list[Found]) -> Difference:
-    """Return the first pair whose bits differ, close or not, and what was identical before it."""
+def bits_differ(judged: Judged) -> Difference:
+    """Return the first pair whose bits differ, close or not."""
     item, outcome = judged
-    explanations = [_last_identical(item, [part.identical for part in found])]
-    if item.key.kind == Kind.OP.value:
-        explanations.insert(0, _operation(item))
-    return Difference(item.key, outcome.comparison, outcome.by, tuple(explanations))
-
-
-def _last_identical(item: RecordPair, identical: list[Identical]) -> str:
-    """Return in words which record of the same kind came last before a pair, best of its rank."""
-    best: tuple[bool, int, int, str] | None = None
-    for names, kinds, (name, kind, step, seq, rank) in identical:
-        same = np.array([each == item.key.kind for each in kinds], np.bool_)[kind]
-        before = (step < item.key.step) | ((step == item.key.step) & (seq < item.seq))
-        rows = np.flatnonzero(same & before)
-        if not len(rows):
-            continue
-        is_own = rank[rows] == max(item.key.rank, 0)
-        at = rows[np.lexsort((seq[rows], step[rows], is_own))[-1]]
-        last = bool(rank[at] == max(item.key.rank, 0)), int(step[at]), int(seq[at]), names[name[at]]
-        best = max(best or last, last)
-    if best is None:
-        return f"no {item.key.kind} before it was compared"
-    return f"last identical: {best[3]}" + (
-        f" at step {best[1]}" if best[1] != item.key.step else ""
-    )
+    said = (_operation(item),) if item.key.kind == Kind.OP.value else ()
+    return Difference(item.key, outcome.comparison, outcome.by, said)
 
 
 # -- ranks -----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tensortap.page.encoding import typed
 from tensortap.rooms.compare.provenance import rows_of
-from tensortap.rooms.compare.report import CompareReport, Difference, gaps
+from tensortap.rooms.compare.report import CompareReport, Difference, missing_rows
 from tensortap.rooms.compare.text import figures_of_row
 from tensortap.rooms.figures.figures.parts import (
     flat_trace,
@@ -36,7 +36,7 @@ _DETAILS = 200
 _ROWS, _COLUMNS = 400, 500  # cells of the timeline
 
 # states of a timeline cell, the larger the worse: a cell of several records shows the worst
-NONE, SAME, CLOSE, ONLY_B, ONLY_A, EXPECTED, DIFFERS = range(7)
+NONE, SAME, CLOSE, ONLY_B, ONLY_A, DIFFERS = range(6)
 
 
 def write_html(report: CompareReport, path: str | Path) -> Path:
@@ -48,8 +48,6 @@ def render(report: CompareReport) -> str:
     """Return the page as text."""
     made = HtmlReport()
     shown = report.differences[:_DETAILS]
-    if report.first is not None and not any(each is report.first for each in shown):
-        shown = *shown[:-1], report.first  # all earlier ones were expected
     verdict = "agree" if report else "differ"
     body = "\n".join(_parts(report, made, shown))
     return made.page(f"{verdict} · tensortap compare", body)
@@ -118,7 +116,6 @@ def _detail(each: Difference, timeline: Timeline) -> str:
     words = [f'<span class="why">{escape(text)}</span>' for text in each.explanations]
     texts = [
         found.line,
-        each.expected and f"expected: {each.expected}",
         *(f"{part.path}: {part.line}" for part in found.parts[:20]),
     ]
     words += [f"<p>{escape(text)}</p>" for text in texts if text]
@@ -132,8 +129,8 @@ def _detail(each: Difference, timeline: Timeline) -> str:
 
 
 def _missing(report: CompareReport) -> str:
-    found = gaps(report.missing)
-    rows = [gap.row for gap in found[:_DETAILS]]
+    found = missing_rows(report.missing)
+    rows = found[:_DETAILS]
     table = html_table(rows, ["name", "kind", "records", "steps", "ranks", ""], numbers=[2])
     more = f" {len(found) - len(rows):,} more are not here." if len(found) > len(rows) else ""
     allowed = "Missing records are allowed (--allow-missing)." if report.allow_missing else ""
@@ -165,7 +162,7 @@ def timeline_of(report: CompareReport) -> Timeline:
     states = [
         *(CLOSE if size else SAME for size in worst.values()),
         *(ONLY_A if each.side == "a" else ONLY_B for each in report.missing),
-        *(EXPECTED if each.expected else DIFFERS for each in report.differences),
+        *(DIFFERS for _ in report.differences),
     ]
     keys = [each.key for each in report.missing] + [each.key for each in report.differences]
     places = [*worst, *((key.name, key.kind, key.step) for key in keys)]
@@ -208,7 +205,6 @@ def timeline_figure(timeline: Timeline) -> Figure:
     data = []
     for state, color, word in (
         (SAME, COLORS.grid, "the same"),
-        (EXPECTED, COLORS.dim, "differs as expected"),
         (ONLY_A, COLORS.fair, "only in A"),
         (ONLY_B, COLORS.neginf, "only in B"),
     ):

@@ -30,7 +30,7 @@ Booleans = NDArray[np.bool_]
 
 FILE = 8  # flag of rows, beside those of shards: the value is in a dumped file
 _BINS = ("first_bin", "bins")
-_TOGETHER = 1 << 19  # pairs whose cells are in memory at a time
+_TOGETHER = 1 << 17  # pairs whose cells are in memory at a time
 _ABOUT_TRAINING = (Kind.ALERT.value, Kind.HEALTH.value)
 
 
@@ -150,7 +150,7 @@ def _check_renames(before: list[str], after: list[str]) -> None:
 
 
 class Pairs(NamedTuple):
-    """Rows of two tables: matching ones side by side, and those of one run only."""
+    """Rows of two tables: matching ones side by side, as A has them; those of one run only."""
 
     a: Integers
     b: Integers
@@ -179,7 +179,8 @@ def pair(a: ChosenRecords, b: ChosenRecords) -> Pairs:
         pa.table([*right, b.rows], [*keys, "b"]), keys, join_type="full outer"
     )
     rows_a, rows_b = (numbers(joined.column(name).fill_null(-1)) for name in "ab")
-    both = (rows_a >= 0) & (rows_b >= 0)
+    both = np.flatnonzero((rows_a >= 0) & (rows_b >= 0))
+    both = both[np.argsort(rows_a[both])]
     return Pairs(rows_a[both], rows_b[both], rows_a[rows_b < 0], rows_b[rows_a < 0])
 
 
@@ -270,8 +271,7 @@ def known_pairs(
     Without `equal_nan` equal bytes may still differ, where they hold a NaN.
     """
     known = Known(*(np.zeros(len(pairs.a), np.bool_) for _ in Known._fields))
-    for start in range(0, len(pairs.a) if equal_nan else 0, _TOGETHER):  # to bound the memory
-        some = slice(start, start + _TOGETHER)
+    for some in a.table.slices(pairs.a, _TOGETHER) if equal_nan else ():
         rows = pairs.a[some], pairs.b[some]
         found = _known_cells(a.table, b.table, *rows, layouts)
         for whole, part in zip(known, found, strict=True):

@@ -211,7 +211,7 @@ class Plan:
 
     def _lose(self, key: Key, side: str) -> None:
         rule = self._rules.find(key.name, key.kind)
-        if rule.ignore or rule.expected:
+        if rule.ignore:
             self.ignored += 1
         else:
             self.lone.append((key, side))

@@ -46,7 +46,6 @@ class Difference:
     comparison: Comparison
     by: str = "value"  # or "statistics" if one run has nothing else
     explanations: tuple[str, ...] = ()
-    expected: str = ""  # why a rule expects this difference
 
     def __str__(self) -> str:
         text = f"{self.key}  {self.comparison.line}"
@@ -60,7 +59,6 @@ class Difference:
             **asdict(self.key),
             "by": self.by,
             "explanations": list(self.explanations),
-            "expected": self.expected,
             "comparison": figures_of(self.comparison),
         }
 
@@ -74,53 +72,27 @@ class Missing:
     dropped: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """All records of a name that only one run has."""
-
-    side: str  # "a" or "b": the run that has it
-    name: str
-    kind: str
-    count: int
-    first: int
-    last: int
-    ranks: tuple[int, ...]
-    dropped: int  # how many of them the other run dropped
-
-    @property
-    def row(self) -> tuple[str, ...]:
-        """Return name, kind, number of records, steps, ranks, and which run lacks them, as text."""
-        several = self.first != self.last
-        steps = f"steps {self.first}-{self.last}" if several else f"step {self.first}"
-        ranks = ", ".join("all" if rank < 0 else str(rank) for rank in self.ranks[:4])
-        lacks = f"only in the {'first' if self.side == 'a' else 'second'}"
-        if self.dropped:
-            lacks += f"; the other dropped {self.dropped:,}"
-        more = ", …" if len(self.ranks) > 4 else ""
-        return self.name, self.kind, f"{self.count:,}", steps, ranks + more, lacks
-
-
-def gaps(missing: Iterable[Missing]) -> list[Gap]:
-    """Group records that only one run has by name.
+def missing_rows(missing: Iterable[Missing]) -> list[tuple[str, ...]]:
+    """Return name, kind, number of records, steps, ranks, and which run lacks them, as texts.
 
     >>> keys = [Key("head", "Weight", step, 0, 0) for step in (3, 4)]
-    >>> [gap.row for gap in gaps(Missing(key, "a") for key in keys)]
+    >>> missing_rows(Missing(key, "a") for key in keys)
     [('head', 'Weight', '2', 'steps 3-4', '0', 'only in the first')]
     """
     found: dict[tuple[str, str, str], list[Missing]] = {}
     for each in missing:
         found.setdefault((each.side, each.key.name, each.key.kind), []).append(each)
-    return [
-        Gap(
-            *at,
-            len(all_of),
-            min(each.key.step for each in all_of),
-            max(each.key.step for each in all_of),
-            tuple(sorted({each.key.rank for each in all_of})),
-            sum(each.dropped for each in all_of),
-        )
-        for at, all_of in sorted(found.items(), key=lambda each: each[0][0])
-    ]
+    rows: list[tuple[str, ...]] = []
+    for (side, name, kind), own in sorted(found.items(), key=lambda each: each[0][0]):
+        steps, ranks = (sorted({getattr(m.key, a) for m in own}) for a in ("step", "rank"))
+        span = f"steps {steps[0]}-{steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+        on = ", ".join("all" if rank < 0 else str(rank) for rank in ranks[:4])
+        on += ", …" if len(ranks) > 4 else ""
+        lacks = f"only in the {'first' if side == 'a' else 'second'}"
+        if dropped := sum(each.dropped for each in own):
+            lacks += f"; the other dropped {dropped:,}"
+        rows.append((name, kind, f"{len(own):,}", span, on, lacks))
+    return rows
 
 
 @dataclass(frozen=True)
@@ -151,14 +123,12 @@ class CompareReport:
     ranks: tuple[int, ...] = ()  # whose part of the first difference is wrong, if that is known
 
     def __bool__(self) -> bool:
-        if any(not difference.expected for difference in self.differences):
-            return False
-        return self.allow_missing or not self.missing
+        return not self.differences and (self.allow_missing or not self.missing)
 
     @property
     def first(self) -> Difference | None:
-        """Return the first unexpected difference in the order of execution."""
-        return next((d for d in self.differences if not d.expected), None)
+        """Return the first difference in the order of execution."""
+        return next(iter(self.differences), None)
 
     @property
     def bitwise_text(self) -> str:
@@ -167,7 +137,7 @@ class CompareReport:
         if found is None or (first is not None and first.key == found.key):
             return ""
         within = "within the tolerance, " if found.comparison else ""
-        return f"{found.key}  {within}{found.comparison.line}; {'; '.join(found.explanations)}"
+        return "; ".join([f"{found.key}  {within}{found.comparison.line}", *found.explanations])
 
     def values(self, difference: Difference) -> tuple[Any, Any]:
         """Read both values of a difference from the runs: ``report.values(report.first)``."""
@@ -225,7 +195,6 @@ class CompareReport:
         counts = (
             (self.by_statistics, "by their statistics only"),
             (len(self.differences), "differ"),
-            (sum(bool(d.expected) for d in self.differences), "of them as expected"),
             (sum(m.side == "a" for m in self.missing), "only in the first"),
             (sum(m.side == "b" for m in self.missing), "only in the second"),
             (self.ignored, "ignored"),

@@ -9,10 +9,6 @@
     names = "dropout"
     ignore = true
 
-    [[rule]]
-    names = "head"
-    expected = "the head is initialized differently"
-
 The first rule that matches a record applies.
 """
 
@@ -41,7 +37,6 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     atol: float | None = None
     rtol: float | None = None
     ignore: bool = False
-    expected: str = ""
 
     def fits(self, name: str, kind: str) -> bool:
         """Return whether the rule applies to records of this name and kind."""

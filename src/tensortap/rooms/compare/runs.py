@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
 from tensortap.core.arguments import checked
-from tensortap.core.errors import TensortapError
 from tensortap.core.patterns import TypedPattern
-from tensortap.rooms.compare.around import Around
+from tensortap.core.rooms import offers
 from tensortap.rooms.compare.compared_run import ComparedRun, whole
-from tensortap.rooms.compare.explain import explain
 from tensortap.rooms.compare.first import Items, bits_differ, culprit
 from tensortap.rooms.compare.matching import Choice, parse_mapping
-from tensortap.rooms.compare.pairs import Outcome, Sides
-from tensortap.rooms.compare.plan import RecordPair
+from tensortap.rooms.compare.pairs import Sides
 from tensortap.rooms.compare.provenance import provenance_diff
 from tensortap.rooms.compare.report import CompareReport, Difference, Key, Missing
 from tensortap.rooms.compare.rules import RuleSet, load_rules
@@ -32,7 +30,6 @@ from tensortap.rooms.compare.tasks import (
     split,
 )
 from tensortap.rooms.compare.tensors import Tolerance, check_tolerance
-from tensortap.runs.assemble import Disagreement
 
 
 @checked
@@ -65,15 +62,16 @@ def compare_runs(
     found = list(run_tasks(sides, split(sides, task), executor, progress))
     judged = sorted((each for part in found for each in part.differing), key=_order)
     items: Items = {item.key: item for item, _ in judged}
-    differences = [_difference(*each, rules) for each in judged]
-    first = next((each for each in differences if not each.expected), None)
+    differences = [Difference(item.key, o.comparison, o.by) for item, o in judged]
+    first = next(iter(differences), None)
     if first is not None:
-        explained = _explained(first, sides, items, choice.renames)
-        differences[differences.index(first)], first = explained, explained
+        found_reasons = [each(sides, judged[0][0], renames) for each in offers("compare.reasons")]
+        said = tuple(itertools.chain.from_iterable(found_reasons))
+        first = differences[0] = dataclasses.replace(first, explanations=said)
     bitwise = min((part.bitwise for part in found if part.bitwise), key=_order, default=None)
     bits = None
     if bitwise is not None:
-        bits = bits_differ(bitwise, found)
+        bits = bits_differ(bitwise)
         items = {bits.key: bitwise[0], **items}
     text, wrong_ranks = culprit(first, items, found, bits, sides)
     lone, initial = _lone(found)
@@ -91,29 +89,6 @@ def compare_runs(
 
 def _order(judged: Judged) -> tuple[int, int, int]:
     return judged[0].order
-
-
-def _difference(item: RecordPair, outcome: Outcome, rules: RuleSet) -> Difference:
-    expected = rules.find(item.key.name, item.key.kind).expected
-    return Difference(item.key, outcome.comparison, outcome.by, (), expected)
-
-
-def _explained(
-    first: Difference, sides: Sides, items: Items, renames: tuple[tuple[str, str], ...]
-) -> Difference:
-    """Return the first difference with its explanations."""
-    item = items[first.key]
-    try:
-        a = b = None
-        if first.by == "value":
-            a, b = whole(sides[0], item.a), whole(sides[1], item.b)
-    except (Disagreement, TensortapError):
-        return first
-    atol, rtol, *_ = item.tolerance
-    is_whole = len(item.a) == len(item.b) == 1 and first.key.rank >= 0
-    around = Around(sides, item, renames) if is_whole else None
-    found = explain(a, b, atol=atol, rtol=rtol, around=around)
-    return dataclasses.replace(first, explanations=tuple(map(str, found)))
 
 
 def _lone(found: list[Found]) -> tuple[list[tuple[Key, str]], int]:
@@ -142,7 +117,7 @@ def _in_order(found: list[Found]) -> dict[Place, float]:
     ]
     for part in found:
         names, kinds, columns = part.identical
-        for name, kind, step, seq in zip(*(each.tolist() for each in columns[:4]), strict=True):
+        for name, kind, step, seq in zip(*(each.tolist() for each in columns), strict=True):
             rows.append((step, seq, (names[name], kinds[kind], step), 0.0))
     sizes: dict[Place, float] = {}
     for _, _, place, size in sorted(rows, key=lambda row: row[:2]):

@@ -54,7 +54,7 @@ class Identical(NamedTuple):
 
     names: list[str]
     kinds: list[str]
-    columns: list[Integers]  # codes of name and kind, step, seq, rank
+    columns: list[Integers]  # codes of name and kind, step, seq
 
 
 class Found(NamedTuple):
@@ -66,7 +66,7 @@ class Found(NamedTuple):
     ignored: int
     has_initial: list[bool]  # whether each run has weights from before the first step
     differing: list[Judged]
-    bitwise: Judged | None  # the first pair whose bits differ, unless a rule expects it
+    bitwise: Judged | None  # the first pair whose bits differ
     sizes: dict[Place, tuple[int, float]]  # order and size of differences of pairs that were read
     identical: Identical
     lone: list[tuple[Key, str]]
@@ -165,8 +165,7 @@ def compare_part(sides: Sides, task: CompareTask, progress: Progress | None = No
         by_statistics += outcome.by == "statistics"
         if not outcome.comparison:
             differing.append((item, outcome))
-        expected = task.rules.find(item.key.name, item.key.kind).expected
-        if bitwise is None and not expected and not outcome.identical(item):
+        if bitwise is None and not outcome.identical(item):
             bitwise = item, outcome
     return Found(
         plan.equal + plan.equal_shards + len(plan.items), plan.equal, by_statistics, plan.ignored,
@@ -190,7 +189,7 @@ def _identical(plan: Plan) -> Identical:
     records = plan.records[plan.ordered_by]
     table, rows = records.table, np.sort(np.concatenate(plan.equal_rows))
     rows = rows[first_of(codes(table.name[rows], table.kind[rows], table.step[rows]))]
-    columns: tuple[Any, ...] = table.name, table.kind, table.step, table.seq, table.rank
+    columns: tuple[Any, ...] = table.name, table.kind, table.step, table.seq
     return Identical(records.names, table.kinds, [column[rows] for column in columns])
 
 

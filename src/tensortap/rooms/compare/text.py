@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tensortap.core.files import plain
 from tensortap.rooms.compare.provenance import rows_of
-from tensortap.rooms.compare.report import CompareReport, Difference, gaps
+from tensortap.rooms.compare.report import CompareReport, Difference, missing_rows
 from tensortap.rooms.compare.result import Comparison
 from tensortap.text.tensors import FittedTable
 
@@ -96,7 +96,7 @@ def _differences(report: CompareReport, most: int) -> RenderableType | None:
 def _difference_table(shown: tuple[Difference, ...], width: int) -> Table:
     """Render differences; a narrow terminal gets one line each with fewer figures."""
     ranked = any(each.key.rank for each in shown)
-    why = any(_why(each.comparison, each.expected) for each in shown)
+    why = any(_why(each.comparison) for each in shown)
     figures = ("max|Δ|", "relative", "cosine", "differ")
     narrow = why and width < _WIDE
     kept = (figures[0], figures[3]) if narrow else figures
@@ -115,8 +115,8 @@ def _difference_table(shown: tuple[Difference, ...], width: int) -> Table:
         found = dict(zip(figures, figures_of_row(each.comparison), strict=True))
         cells += [found[name] for name in kept]
         if why:
-            cells.append(Text(_why(each.comparison, each.expected)))
-        table.add_row(*cells, style="dim" if each.expected else "")
+            cells.append(Text(_why(each.comparison)))
+        table.add_row(*cells)
     return table
 
 
@@ -130,21 +130,20 @@ def figures_of_row(found: Comparison) -> Iterator[str]:
     yield f"{found.share:.1%}" if found.mismatches else ""
 
 
-def _why(found: Comparison, expected: str = "") -> str:
+def _why(found: Comparison) -> str:
     """Return what the figures do not say."""
     said = [found.reason] if found.nonfinite or not found.mismatches else []
-    said += [*found.notes, *([f"expected: {expected}"] if expected else [])]
-    return plain(", ".join(filter(None, said)))
+    return plain(", ".join(filter(None, [*said, *found.notes])))
 
 
 def _missing(report: CompareReport, most: int) -> RenderableType:
     title = "missing, which is allowed" if report.allow_missing else "missing"
     table = figure_table(title, "kind", "records", "steps", "rank", "")
-    found = gaps(report.missing)
-    for gap in found[:most]:
-        table.add_row(*(Text(plain(cell)) for cell in gap.row))
+    found = missing_rows(report.missing)
+    for row in found[:most]:
+        table.add_row(*(Text(plain(cell)) for cell in row))
     parts: list[RenderableType] = [table, *_more(len(found) - most)]
-    if {gap.side for gap in found} == {"a", "b"}:
+    if len({each.side for each in report.missing}) > 1:
         parts.append(Text("mapping=['pattern=replacement'] renames names of the first run"))
     return Group(*parts)
 

@@ -29,7 +29,6 @@ from tensortap.rooms.films.style import (
 )
 
 _MAX_ROWS = {"pca": 4000, "tsne": 600}
-_MAX_FEATURES = 4096
 
 
 def point_shape(shape: tuple[int, ...]) -> tuple[int, int] | None:
@@ -68,7 +67,7 @@ class ProjectionPicture(Picture):
         count, features = shape
         rng = np.random.default_rng(SEED)
         rows = _sample(rng, count, _MAX_ROWS[self._style.mode])
-        columns = _sample(rng, features, _MAX_FEATURES)
+        columns = _sample(rng, features, 4096)
         data = reals(content.reshaped(shape)[rows][:, columns]).astype(np.float64)
         finite = np.asarray(np.isfinite(data).all(axis=1))
         shown = int(finite.sum())

@@ -197,8 +197,6 @@ def shares(tensors: Exponents, target: Limits) -> dict[str, Any]:
 
 # -- the frame of `run.formats` -----------------------------------------------------------------
 
-_AT_ONCE = 1 << 16  # tensors whose exponent counts are in memory together
-
 
 def formats_of(table: Table, dtype: str, *, step: int | str | None = None) -> pd.DataFrame:
     """Return one row per tensor and step: the shares lost of nonzero values, and the best scale.
@@ -227,7 +225,7 @@ def formats_of(table: Table, dtype: str, *, step: int | str | None = None) -> pd
     tensors = groups.size().reset_index().drop(columns=0)
     group = groups.ngroup().to_numpy()
     order = np.argsort(group, kind="stable")
-    starts = range(0, len(tensors), _AT_ONCE)
+    starts = range(0, len(tensors), 1 << 16)
     parts = []
     for part in np.split(order, np.searchsorted(group[order], starts)[1:]):  # whole groups
         lost = shares(_grouped_exponents(table, rows[part], group[part]), target)

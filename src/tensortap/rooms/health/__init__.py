@@ -1,1 +1,1 @@
-"""Health: rules over training steps, analyses, and `tensortap run`."""
+"""Health: rules over training steps."""

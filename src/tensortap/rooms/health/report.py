@@ -41,7 +41,7 @@ REMEDIES = {
     "nan": "See the module it began in; tap.blackbox(step, model, optimizer) names the operation.",
     "inf": "See the module it began in; lower the learning rate, or scale the loss in float16.",
     "exploding": "Clip gradients, lower the learning rate, check the batch.",
-    "vanishing": "Look for saturated or dead layers behind it, and for underflow in 16 bits.",
+    "vanishing": "Look for dead layers behind it, a loss times 0, and underflow in 16 bits.",
     "saturated": "Use bfloat16, or scale the tensor.",
     "constant": "Check its input and its initialization.",
     "loss_spike": "Check the batch of that step; clip gradients or lower the learning rate.",
@@ -211,7 +211,8 @@ def health_text(rows: Sequence[RuleHealth], *, all_rules: bool = True) -> Text:
         if lines >= left:
             lines -= 1
             shown.append(f"  {plain(row.message, 600)}")
-            shown.append(f". {row.remedy}" if row.remedy else "", "dim")
+            end = "" if row.message.endswith("?") else "."
+            shown.append(f"{end} {row.remedy}" if row.remedy else "", "dim")
             shown.append("\n")
     for state, words in _OTHERS if all_rules else _OTHERS[:1]:
         if names := _names(rows, state):

@@ -1,4 +1,4 @@
-"""Health: rules over training steps, and `tensortap run`."""
+"""Health: rules over training steps."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from tensortap.rooms import Room, Tab
 ROOM = Room(
     name="health",
     needs=("figures", "report", "track"),
-    commands={
-        "check": "tensortap.rooms.health.command:check",
-        "run": "tensortap.rooms.health.command:run",
-    },
+    commands={"check": "tensortap.rooms.health.check:check"},
     tabs=(Tab("health.js", 45),),
     routes="tensortap.rooms.health.routes:ROUTES",
     offers={

@@ -23,6 +23,29 @@ from tensortap.rooms.health.steps import (
     rule_of_steps,
 )
 
+
+def _rule_of_fact(
+    title: str,
+    looks_for: str,
+    fact: Callable[[StepFacts], bool | None],
+    message: str,
+    needs: str = "steps",
+    severity: str = ALERT,
+    *,
+    name: str = MODEL,
+    patience: int = 3,
+) -> Callable[..., Rule]:
+    """Make a rule of something that holds in `patience` steps in a row, where it is known."""
+
+    def check(facts: StepFacts, state: State, patience: int = patience) -> Found:
+        holds = fact(facts) if needs != "graph" or facts.losses else None
+        if holds is not None and in_a_row(state, holds) >= patience:
+            yield name, message
+
+    check.__name__, check.__doc__ = title, looks_for
+    return rule_of_steps(severity, needs)(check)
+
+
 # -- parameters and optimizers ---------------------------------------------------------------
 
 
@@ -54,7 +77,7 @@ def no_gradient(facts: StepFacts, state: State, patience: int = 20) -> Found:
     idle = not any(each.gradient or each.changed for each in facts.parameters)
     if in_a_row(state, idle) >= patience:
         message = (
-            f"no parameter has had a gradient in {patience} steps: is the loss computed from "
+            f"no gradient has reached a parameter in {patience} steps: is the loss computed from "
             "the model's output? item(), detach(), numpy() and torch.tensor(loss) cut it off"
         )
         yield MODEL, message
@@ -73,26 +96,22 @@ def no_gradient(facts: StepFacts, state: State, patience: int = 20) -> Found:
         yield each.name, f"it has had no gradient in {patience} steps; {why}"
 
 
-@rule_of_steps()
-def gradient_discarded(facts: StepFacts, state: State) -> Found:
-    """Report gradients that are zeroed between the backward pass and the optimizer's step."""
-    if facts.discarded:
-        message = (
-            "gradients are zeroed after the backward pass and before the optimizer's step, "
-            "which changes nothing; call zero_grad() before backward(), or after step()"
-        )
-        yield MODEL, message
-
-
-@rule_of_steps()
-def gradient_not_zeroed(facts: StepFacts, state: State, patience: int = 2) -> Found:
-    """Report gradients that are added to those of an earlier step of the optimizer."""
-    if in_a_row(state, facts.carried) >= patience:
-        message = (
-            "gradients are added to those that the optimizer has already used; call "
-            "zero_grad() after each step"
-        )
-        yield MODEL, message
+gradient_discarded = _rule_of_fact(
+    "gradient_discarded",
+    "Report gradients that are zeroed between the backward pass and the optimizer's step.",
+    lambda facts: facts.discarded,
+    "gradients are zeroed after the backward pass and before the optimizer's step, which changes "
+    "nothing; call zero_grad() before backward(), or after step()",
+    patience=1,
+)
+gradient_not_zeroed = _rule_of_fact(
+    "gradient_not_zeroed",
+    "Report gradients that are added to those of an earlier step of the optimizer.",
+    lambda facts: facts.carried,
+    "gradients are added to those that the optimizer has already used; call zero_grad() after each "
+    "step",
+    patience=2,
+)
 
 
 @rule_of_steps(HINT)
@@ -213,15 +232,13 @@ def repeated_layer(facts: StepFacts, state: State) -> Found:
 # -- modes -----------------------------------------------------------------------------------
 
 
-@rule_of_steps()
-def training_in_eval(facts: StepFacts, state: State, patience: int = 3) -> Found:
-    """Report a model with dropout, batch or spectral norm that is trained in ``eval()`` mode."""
-    if in_a_row(state, facts.trained_in_eval) >= patience:
-        message = (
-            "it is trained in eval() mode: dropout is off, batch and spectral norm do not learn; "
-            "call model.train() before training, and again after each evaluation"
-        )
-        yield MODEL, message
+training_in_eval = _rule_of_fact(
+    "training_in_eval",
+    "Report a model with dropout, batch or spectral norm that is trained in ``eval()`` mode.",
+    lambda facts: facts.trained_in_eval,
+    "it is trained in eval() mode: dropout is off, batch and spectral norm do not learn; call "
+    "model.train() before training, and again after each evaluation",
+)
 
 
 @rule_of_steps(needs="evaluation")
@@ -298,14 +315,23 @@ def applied_twice(facts: StepFacts, state: State) -> Found:
 
 @rule_of_steps(needs="graph")
 def not_log_probabilities(facts: StepFacts, state: State, patience: int = 2) -> Found:
-    """Report a loss over log-probabilities (`nll_loss`) that gets something else."""
+    """Report a loss over log-probabilities (`nll_loss`, `kl_div`) that gets something else."""
     for each in facts.losses:
-        if each.labels is not None and in_a_row(state, each.raw) >= patience:
+        if in_a_row(state, bool(each.raw)) >= patience:
             message = (
-                "nll_loss gets values that are no log-probabilities, so it falls below 0 without "
-                "end; use cross_entropy, or log_softmax before it"
+                f"{each.raw} gets values that are no log-probabilities, so it falls below 0; give "
+                "it the outputs of log_softmax"
             )
             yield "loss", message
+
+
+cut_logits = _rule_of_fact(
+    "cut_logits",
+    "Give a hint if the logits of a loss end in a ReLU.",
+    lambda facts: any(each.is_cut for each in facts.losses),
+    "its logits end in a ReLU: none is below 0, so no class can be made unlikely; remove this ReLU",
+    "graph", HINT, name="loss",
+)  # fmt: skip
 
 
 @rule_of_steps(needs="graph")
@@ -321,18 +347,14 @@ def loss_broadcasts(facts: StepFacts, state: State, patience: int = 2) -> Found:
             yield "loss", message
 
 
-@rule_of_steps(HINT, "graph")
-def target_gradient(facts: StepFacts, state: State, patience: int = 3) -> Found:
-    """Give a hint if gradients flow through the target of a loss."""
-    if (
-        facts.losses
-        and in_a_row(state, any(each.target_needs_gradient for each in facts.losses)) >= patience
-    ):
-        message = (
-            "gradients flow through the target of the loss as well; compute it in "
-            "torch.no_grad(), or detach() it, unless both sides are to be trained"
-        )
-        yield "loss", message
+target_gradient = _rule_of_fact(
+    "target_gradient",
+    "Give a hint if gradients flow through the target of a loss.",
+    lambda facts: any(each.target_needs_gradient for each in facts.losses),
+    "gradients flow through the target of the loss as well; compute it in torch.no_grad(), or "
+    "detach() it, unless both sides are to be trained",
+    "graph", HINT, name="loss",
+)  # fmt: skip
 
 
 @rule_of_steps(needs="labels")
@@ -396,7 +418,8 @@ def not_learning(facts: StepFacts, state: State, share: float = 0.95, patience: 
         if chance and each.value is not None and math.isfinite(each.value):
             state.setdefault("shares", []).append((steps, each.value / chance, each.value, chance))
     late = [each for each in state.get("shares", ()) if each[0] > patience // 2]
-    if steps < patience or len(late) < 4:
+    classes = sum(n > 0 for n in state.get("counts", ()))
+    if steps < patience * max(1.0, classes / 10) or len(late) < 4:  # many of them take longer
         return
     recent, first = late[-8:], state["shares"][:3]
     mean = sum(each[1] for each in recent) / len(recent)
@@ -485,15 +508,13 @@ def batch_norm(facts: StepFacts, state: State, patience: int = 10, distance: flo
 # -- the data ------------------------------------------------------------------------------------
 
 
-@rule_of_steps(HINT, "training")
-def same_batch(facts: StepFacts, state: State, patience: int = 10) -> Found:
-    """Give a hint if each step gets the same batch."""
-    if facts.same_input is not None and in_a_row(state, facts.same_input) >= patience:
-        message = (
-            f"it has got the same batch {patience} times in a row: next(iter(loader)) begins anew "
-            "each time"
-        )
-        yield MODEL, message
+same_batch = _rule_of_fact(
+    "same_batch",
+    "Give a hint if each of `patience` steps gets the same batch.",
+    lambda facts: facts.same_input,
+    "it has got the same batch in all of these steps: next(iter(loader)) begins anew each time",
+    "training", HINT, patience=10,
+)  # fmt: skip
 
 
 @rule_of_steps(HINT, "training")
@@ -503,15 +524,14 @@ def one_index(facts: StepFacts, state: State) -> Found:
         yield name, f"all of its indices are {index}: are the values scaled or cut off before?"
 
 
-@rule_of_steps(HINT, "training")
-def padding(facts: StepFacts, state: State, patience: int = 3) -> Found:
-    """Give a hint if the loss depends on padding at the end of sequences."""
-    if facts.padding is not None and in_a_row(state, facts.padding) >= patience:
-        message = (
-            "the loss depends on padding at the end of sequences: mask it in attention and "
-            "pooling, and read the last real position"
-        )
-        yield MODEL, message
+padding = _rule_of_fact(
+    "padding",
+    "Give a hint if the loss depends on padding at the end of sequences.",
+    lambda facts: facts.padding,
+    "the loss depends on padding at the end of sequences: mask it in attention and pooling, and "
+    "read the last real position",
+    "training", HINT,
+)  # fmt: skip
 
 
 # -- what only `tensortap run` sees ---------------------------------------------------------------
@@ -529,6 +549,10 @@ def _rule_of_notes(name: str, looks_for: str, severity: str = ALERT) -> Callable
     return rule_of_steps(severity, "run")(check)
 
 
+clipping = _rule_of_notes("clipping", "Report gradients that are clipped before `backward()`.")
+new_optimizer = _rule_of_notes(
+    "new_optimizer", "Give a hint if an optimizer is created anew for each step.", HINT
+)
 loss_scaling = _rule_of_notes(
     "loss_scaling", "Report gradients that are clipped or used before they are unscaled."
 )
@@ -582,7 +606,7 @@ RULES = (
     initialization(), input_drift(), not_normalized(),
     not_registered(), random_in_evaluation(), repeated_layer(), training_in_eval(),
     accumulation(), applied_twice(), labels_ignored(), loss_broadcasts(), not_learning(),
-    not_log_probabilities(), odd_labels(), target_gradient(), batch_norm(),
+    not_log_probabilities(), cut_logits(), odd_labels(), target_gradient(), batch_norm(),
     rows_mixed(), sees_the_future(), one_index(), padding(), same_batch(), loss_scaling(),
-    nothing_loaded(), stale_copy(), hardly_changes(),
+    nothing_loaded(), stale_copy(), clipping(), new_optimizer(), hardly_changes(),
 )  # fmt: skip

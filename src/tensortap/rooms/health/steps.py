@@ -63,7 +63,8 @@ class LossFacts(NamedTuple):
     """Facts that the graph of a loss tells; its tensors are let go at the end of the step."""
 
     twice: str = ""  # "softmax" or "sigmoid", which model and loss both apply
-    raw: bool = False  # a loss over log-probabilities got something else
+    raw: str = ""  # a loss over log-probabilities that got something else
+    is_cut: bool = False  # its logits end in a ReLU
     broadcast: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # shapes before and after
     target_needs_gradient: bool = False
     labels: Any = None  # of classes
@@ -204,6 +205,7 @@ class StepMonitor:
         self._last: StepFacts | None = None
         self._why_not = ""  # why there was no second call
         self.notes: dict[str, str] | None = None  # what `tensortap run` has seen
+        self.told: dict[str, set[str]] = {}  # `_lasting` of rules over notes, for all models
 
     def _tell(self, step: int) -> None:
         """Record which rules could not look until now, and why."""
@@ -258,10 +260,12 @@ class StepMonitor:
             except Exception as error:
                 pipeline.fault(title, error, "raised an error as an alert rule")
                 continue
-            lasting = self._lasting.get(title, set())
+            needs = rule.__dict__["needs"]
+            known = self.told if needs == "run" else self._lasting
+            lasting = known.get(title, set())
             # the others look at some steps only, or at what happens once
-            once = rule.__dict__["needs"] not in ("steps", "evaluation")
-            self._lasting[title] = set(found) | (lasting if once else set())
+            once = needs not in ("steps", "evaluation")
+            known[title] = set(found) | (lasting if once else set())
             for name, message in found.items():
                 if name not in lasting:
                     module = name.rpartition(".")[0]

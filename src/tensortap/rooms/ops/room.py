@@ -14,6 +14,7 @@ ROOM = Room(
         "alerts.explanation": "tensortap.rooms.ops.explanation:decode_explanation",
         "page.verdicts": "tensortap.rooms.ops.verdicts:explain_rows",
         "probe.ops": "tensortap.rooms.ops.ops:ops",
+        "track.origins": "tensortap.rooms.ops.torch_origins:Origins",
         "report.sections": "tensortap.rooms.ops.why:report_sections",
     },
 )

@@ -16,9 +16,7 @@ from tensortap.rooms.ops.verdicts import NO_VERDICT, verdict_of
 from tensortap.runs.rows import HEAD_COLUMNS, records_of
 from tensortap.text.records import record_line
 
-_MAX_MODULES = 5000
 _MAX_OPEN = 50  # modules
-_MAX_OPERATIONS = 1000  # of a module
 _NAME = re.compile(r"(.*?):(?:(?:backward|recompute|optimizer):)?\d+:", re.DOTALL)
 
 
@@ -43,10 +41,10 @@ def operations(request: PageRequest) -> dict[str, Any]:
         bad = set(rows[table.nonfinite(rows) > 0].tolist())
         listed = [
             {"name": name, "count": len(own), "bad": len(bad.intersection(own))}
-            for name, own in list(of_module.items())[:_MAX_MODULES]
+            for name, own in list(of_module.items())[:5000]
         ]
         opened = [name for name in request.texts("module") if name in of_module][:_MAX_OPEN]
-        chosen = {name: np.array(of_module[name][:_MAX_OPERATIONS]) for name in opened}
+        chosen = {name: np.array(of_module[name][:1000]) for name in opened}
         found = {
             name: [_operation(each) for each in records_of(table.take(own, HEAD_COLUMNS))]
             for name, own in chosen.items()

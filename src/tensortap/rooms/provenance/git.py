@@ -133,7 +133,6 @@ def _environ() -> dict[str, str]:
 UNTRACKED_LIMIT = parse_size("1 MiB")  # all untracked files of a patch together
 # Redaction of that much takes one to two seconds in the background; changes to code are smaller.
 MAX_PATCH = parse_size("4 MiB")
-LISTED = 100  # how many of the files that are left out are named
 
 # options that override whatever the user has configured for reading diffs
 _DIFF = (
@@ -157,7 +156,7 @@ class Untracked:
 
     def leave_out(self, path: str, size: int, reason: str) -> None:
         self.left_out_count += 1
-        if len(self.left_out) < LISTED:
+        if len(self.left_out) < 100:
             self.left_out.append({"path": path, "size": size, "reason": reason})
 
 

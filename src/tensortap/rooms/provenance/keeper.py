@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensortap.rooms.provenance import stored
 from tensortap.rooms.provenance.git import Git, collect_git
-from tensortap.rooms.provenance.modifications import Finder, Replaced, Seen
+from tensortap.rooms.provenance.modifications import Finder
 from tensortap.rooms.provenance.redact import Redactor
 from tensortap.rooms.provenance.runtime import (
     comparable,
@@ -62,9 +62,6 @@ class ProvenanceCollector:
             modifications = os.environ.get("TENSORTAP_MODIFICATIONS", "") != "0"
         self._modifications = modifications
         self._finder: Finder | None = None
-        self.seen = Seen() if modifications else None
-        self.replaced: list[Replaced] = []  # at dumps before the check that runs
-        self._dumped: list[Replaced] = []  # at dumps since
         self.doing = ""  # what the check that runs is busy with
         self._logged: set[str] = set()
         self._strict = os.environ.get("TENSORTAP_STRICT", "") not in ("", "0")
@@ -97,15 +94,6 @@ class ProvenanceCollector:
         before = stored.read_version(self._folder, "runtime_info")
         if before is None or comparable(before) != comparable(info):
             stored.write(self._folder, "runtime_info", info, keep=before is not None)
-
-    def look(self) -> None:
-        """Note which functions are replaced at this moment; takes a few milliseconds."""
-        if self.seen is not None:
-            self._dumped += self.seen.replaced()
-
-    def begin(self) -> None:
-        """Let the next check describe the dumps so far."""
-        self.replaced, self._dumped = self._dumped, []
 
     def _packages(self) -> None:
         self.doing = "listing the packages"
@@ -143,10 +131,7 @@ class ProvenanceCollector:
         if self._finder is None:
             top = Git(self._start).ask("rev-parse", "--show-toplevel")
             self._finder = Finder(Path(top or self._start), lambda: time.sleep(self.pause))
-        found = self._finder.find(self.replaced)
-        if self.seen is not None:
-            self.seen.update()
-        return {where: each._asdict() for where, each in found.items()}
+        return {where: each._asdict() for where, each in self._finder.find().items()}
 
     def _write_git(self, info: dict[str, Any], patch: Path, *, is_first: bool) -> None:
         """Archive the old version, move the patch, then write the file that refers to it."""
@@ -214,11 +199,8 @@ class Keeper:
         self._thread.start()
 
     def update(self) -> None:
-        """Request a check, unless one is waiting for the interval; it describes this moment."""
-        if self._closed or os.getpid() != self._pid:
-            return
-        self._collector.look()
-        if self._requested:
+        """Request a check, unless one is waiting for the interval."""
+        if self._requested or self._closed or os.getpid() != self._pid:
             return
         with self._changed:
             self._requested = True
@@ -264,7 +246,6 @@ class Keeper:
                 if not self._requested:
                     return
                 self._requested = self._urgent = False
-                self._collector.begin()
                 self._busy = True
             began = time.monotonic()
             try:

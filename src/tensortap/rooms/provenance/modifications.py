@@ -12,12 +12,10 @@ imported).
 from __future__ import annotations
 
 import functools
-import operator
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import compress
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,45 +48,6 @@ class _Place(NamedTuple):
     line: int = 0
 
 
-Replaced = tuple[Any, str, Any]
-"""The name of a module, or a class; an attribute of it; and its value."""
-
-
-class Seen:
-    """The functions of all loaded modules, to notice at any moment which of them are replaced."""
-
-    def __init__(self) -> None:
-        # module or class, its attributes, which of them are functions, and these functions
-        self._known: list[tuple[Any, Mapping[str, Any], bytes, list[Any]]] = []
-        self._ids: set[int] = set()  # of modules and classes
-        self.update()
-
-    def update(self) -> None:
-        """Add the modules that were loaded since."""
-        new = [(name, module, _content(module)) for name, module in list(sys.modules.items())]
-        while new:
-            name, space, content = new.pop()
-            if id(space) in self._ids:
-                continue
-            self._ids.add(id(space))
-            values = list(content.values())
-            mask = bytes([callable(v) or type(v) in (classmethod, property) for v in values])
-            known = list(compress(values, mask))
-            self._known.append((name, content, mask, known))
-            classes = [value for value in known if issubclass(type(value), type)]
-            new += [(cls, cls, _get(cls, "__dict__")) for cls in classes]
-
-    def replaced(self) -> list[Replaced]:
-        """Return what is not as it was; the loops run in C, because training waits for them."""
-        return [
-            (where, key, value)
-            for where, content, mask, known in self._known
-            if not all(map(operator.is_, compress(content.values(), mask), known))
-            for (key, value), old in zip(compress([*content.items()], mask), known, strict=False)
-            if value is not old
-        ]
-
-
 class Finder:
     """Finds the modifications in all loaded modules."""
 
@@ -99,16 +58,9 @@ class Finder:
         self._roots = tuple(os.path.join(path, "") for path in (str(root), os.path.realpath(root)))
         self._known: dict[str, str | None] = {"": None}  # the owners of files
 
-    def find(self, replaced: Iterable[Replaced] = ()) -> dict[str, Modification]:
-        """Return the modifications by the qualified name of what they replace.
-
-        `replaced` is what `Seen` has noticed before.
-        """
+    def find(self) -> dict[str, Modification]:
+        """Return the modifications by the qualified name of what they replace."""
         found: dict[str, Modification] = {}
-        for where, key, value in replaced:
-            place = self._class_place(where) if isinstance(where, type) else self._place(where)
-            if place.owner != PROJECT:
-                self._look(place, key, value, found)
         for place, content in self._namespaces():
             for key in list(content):
                 self._look(place, key, content.get(key), found)

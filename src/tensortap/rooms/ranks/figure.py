@@ -20,6 +20,7 @@ from tensortap.rooms.figures.figures.theme import (
     layout,
     message_figure,
     scale,
+    statistic_text,
     template_text,
 )
 from tensortap.rooms.ranks.mesh import MeshLayout, RankGroup, group_keys, rank_tree
@@ -152,13 +153,14 @@ def _figure(
     percent: bool,
     names: list[str],
 ) -> Figure:
-    shown, title = cells.value, metric
+    words = statistic_text(metric)
+    shown, title = cells.value, words
     if minus_median:
-        shown, title = cells.difference, f"{metric} − median"
+        shown, title = cells.difference, f"{words} − median"
         if percent:
             with np.errstate(divide="ignore", invalid="ignore"):
                 shown = 100 * shown / np.abs(cells.value - cells.difference)
-            title = f"{metric} − median, %"
+            title = f"{words} − median, %"
     logarithmic, z, limits = color_range(shown, False if minus_median else None)
     if minus_median:
         limits = _around_zero(shown)
@@ -171,7 +173,7 @@ def _figure(
         "colorscale": scale(COLORS.sign if signed else COLORS.size),
         "colorbar": color_bar(title, limits, logarithmic),
         "customdata": typed(_custom(matrix, cells)),
-        "hovertemplate": f"rank %{{customdata[0]}}<br>{where}<br>{template_text(metric)} "
+        "hovertemplate": f"rank %{{customdata[0]}}<br>{where}<br>{template_text(words)} "
         "%{customdata[2]:.5~g}<br>%{customdata[3]:+.3~g} to the median rank"
         "<br>%{customdata[4]:,.1f} deviations<extra></extra>",
     }  # fmt: skip

@@ -19,6 +19,7 @@ import typer
 
 from tensortap.cli.terminal import message
 from tensortap.core.errors import TensortapError
+from tensortap.core.files import plain
 from tensortap.core.limits import format_size
 
 _MOST_BYTES = 2 << 30  # of the folder that is copied, twice
@@ -50,7 +51,7 @@ def resume_check(
         whole = _run(program, folders[1], ["--last", str(done + more)])
     found = compared(before, after, whole)
     for line in found:
-        print(line)
+        print(plain(line, 2000))
     if not found:
         count = min(len(after), len(whole) - done)
         message(f"{count} steps after the checkpoint are the same, bit by bit")
@@ -134,7 +135,7 @@ def _first_of(one: dict[str, str], two: dict[str, str]) -> list[str]:
 
 def main() -> None:
     """Run a program in this process, and write its states to a file."""
-    from tensortap.rooms.health.program import AfterImport, execute
+    from tensortap.rooms.program.program import AfterImport, execute
 
     file, option, number, _, *words = sys.argv[1:]
 

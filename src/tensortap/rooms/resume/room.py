@@ -6,6 +6,6 @@ from tensortap.rooms import Room
 
 ROOM = Room(
     name="resume",
-    needs=("health", "track"),
+    needs=("program", "track"),
     commands={"resume-check": "tensortap.rooms.resume.command:resume_check"},
 )

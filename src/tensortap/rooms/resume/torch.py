@@ -17,7 +17,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from tensortap.rooms.health.torch.finding import Modules, free_name
+from tensortap.rooms.program.torch.finding import Modules, free_name
 from tensortap.rooms.track.observing import inputs_of
 from tensortap.rooms.track.torch.optimizers import parameters_of
 from tensortap.values.snapshot import digest_of

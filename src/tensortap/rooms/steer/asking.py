@@ -15,7 +15,7 @@ import msgspec
 
 from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.files import plain
-from tensortap.core.probes import Probe, ProbeAnswer, ProbeRequest
+from tensortap.core.probes import MOST, Probe, ProbeAnswer, ProbeRequest
 from tensortap.live import messages as wire
 from tensortap.live.connection import ClientState
 from tensortap.live.server import Server
@@ -79,7 +79,12 @@ def _program(client: ClientState, answer: ProbeAnswer | None) -> Program:
         silent = f"it does not answer within {_PATIENCE} s: it is stopped, or overloaded"
         return Program(*who, trouble=silent if client.connected else "it has gone")
     refusal = f"it refuses: {plain(answer.refusal, 500)}" if answer.refusal else ""
-    return Program(*who, answer.step, answer.probes, answer.left_out, refusal)
+    shown = tuple(
+        msgspec.structs.replace(probe, name=plain(probe.name, 300), kind=plain(probe.kind, 60))
+        for probe in answer.probes[:MOST]
+    )
+    left_out = max(0, answer.left_out) + len(answer.probes) - len(shown)
+    return Program(*who, answer.step, shown, left_out, refusal)
 
 
 def answer_probes(server: Server, arguments: dict[str, Any]) -> bytes:

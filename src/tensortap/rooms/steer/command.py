@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import typer
 
-from tensortap.cli.terminal import print_json
+from tensortap.cli.terminal import json_option, print_json
 
 _SESSION = typer.Option(None, "--session", metavar="HOST:PORT", help="The live session.")
-_JSON = typer.Option(False, "--json", help="Print JSON.")
+_PROGRAM = "program, host, pid, rank, world_size, step, probes, left_out, trouble"
+_PROBE = "name, kind, every, tensors, seen, spent_ns"
 
 
 def probes(
     pattern: str = typer.Argument("", help="Names, as a regular expression."),
     session: str | None = _SESSION,
-    as_json: bool = _JSON,
+    as_json: bool = json_option(f"a list of {_PROGRAM}; a probe is a list of {_PROBE}"),
 ) -> None:
     """Show what the programs of a live session can look at, and what it has cost so far."""
     import msgspec
@@ -44,7 +45,7 @@ def probe(
     stop: bool = typer.Option(False, "--stop", help="End training after a step."),
     recompile: bool = typer.Option(False, "--recompile", help="Allow to compile models anew."),
     session: str | None = _SESSION,
-    as_json: bool = _JSON,
+    as_json: bool = json_option("at, ranks, complete"),
 ) -> None:
     """Switch what running programs look at, on all ranks from the same step on.
 

@@ -36,13 +36,18 @@ def probes_of(request: PageRequest) -> dict[str, Any]:
 
 
 def switch(request: PageRequest) -> dict[str, Any]:
-    """Switch names on or off, and say what came of it on each rank."""
+    """Change what is looked at, and say what came of it on each rank."""
     every = request.integer("every")
     kind = request.text("kind")
+    action, argument = request.text("action"), request.text("argument")
+    if action in ("trace", "rules"):
+        more: dict[str, Any] = {action: argument}
+    else:
+        more = {action: True} if action in ("ops", "reset", "stop") else {}
     change = probe(
         _Shown(request.entry), request.text("q"), every=1 if every is None else every,
         tensors=bool(request.text("tensors")), steps=request.integer("steps") or 0,
-        kind=kind or None, timeout=5.0,
+        kind=kind or None, timeout=5.0, **more,
     )  # fmt: skip
     return dict(msgspec.to_builtins(change))
 

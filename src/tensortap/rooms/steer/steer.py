@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from tensortap.core.arguments import check_count
+from tensortap.core.files import plain
 from tensortap.core.patterns import TypedPattern
 from tensortap.core.probes import CHANGE, Probe, ProbeRequest
 from tensortap.core.record import Record
@@ -44,7 +45,7 @@ def describe(probe: Probe) -> str:
     kept = ", kept whole" if probe.tensors and probe.every else ""
     each = f", {probe.spent_ns / probe.seen / 1000:.0f} µs each" if probe.spent_ns else ""
     seen = f", seen {probe.seen} times{each}" if probe.seen else ""
-    return f"{probe.name} {probe.kind}: {state}{kept}{seen}"
+    return f"{plain(probe.name)} {plain(probe.kind)}: {state}{kept}{seen}"
 
 
 class ProbeChange(msgspec.Struct, frozen=True):
@@ -57,7 +58,8 @@ class ProbeChange(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         head = f"from step {self.at} on" if self.at else "now"
-        return "\n".join([head, *(f"  {rank}: {text}" for rank, text in self.ranks.items())])
+        lines = (f"  {plain(rank)}: {plain(text)}" for rank, text in self.ranks.items())
+        return "\n".join([head, *lines])
 
 
 def probes(session: Any, pattern: str = "") -> ProbeList:

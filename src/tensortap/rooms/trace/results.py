@@ -25,7 +25,6 @@ from tensortap.values.registry import parts
 from tensortap.values.snapshot import borrow
 
 _NOT_COPIED = (type, ModuleType, FunctionType, BuiltinFunctionType, CodeType, FrameType)
-_MAX_OBJECTS = 100_000  # that are searched for tensors
 _ATOMS = frozenset((int, float, complex, bool, str, bytes, type(None)))
 KEYED: dict[type, Callable[[Any], tuple[Hashable, Any] | None]] = {}
 """Functions that copy a plain tensor and take its `fingerprint` in one go, by class.
@@ -83,7 +82,7 @@ def _objects_in(value: Any) -> Iterable[Any]:
     seen = {id(value)}
     objects = [value]
     for one in objects:
-        if len(objects) > _MAX_OBJECTS:
+        if len(objects) > 100_000:
             break
         for part in gc.get_referents(one):
             if id(part) not in seen and not isinstance(part, _NOT_COPIED):

@@ -253,6 +253,7 @@ class Tracer:
         self._patterns: dict[LocalProbe, str] = {}  # the path that each probe comes from
         self._reported: set[str] = set()
         self._hooks = contextlib.ExitStack()
+        self.missing: dict[str, str] = {}  # paths that nothing stands for, and why
 
     def __enter__(self) -> Tracer:
         if self._collector.active:
@@ -280,6 +281,7 @@ class Tracer:
         for path, segments in self._segments.items():
             probes, reason = resolver.resolve(segments)
             if not probes:
+                self.missing[path] = reason
                 self._report(path, f"nothing is traced as {path!r}: {reason}")
             for probe in probes:
                 key = (probe.traced, probe.path, probe.inside)

@@ -95,9 +95,12 @@ class Costs(dict[tuple[str, str], list[int]]):
                 known = self[observed.kind, observed.name] = [0, 0]
             known[0] += 1
             known[1] += nanoseconds
-        total = sum(spent)
-        self.total += total
-        pipeline.ledger.track(total, len(spent))
+        self.spend(sum(spent), len(spent))
+
+    def spend(self, spent: int, count: int = 0) -> None:
+        """Count time of the training thread that belongs to no name."""
+        self.total += spent
+        pipeline.ledger.track(spent, count)
 
     def share(self, found: Sequence[ObservedTensor], spent: int) -> None:
         """Count tensors that were looked at together; each costs as its elements do."""

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from tensortap.core.record import Shard, TensorData
 from tensortap.rooms.track.shard_digest import shard_digest
 from tensortap.values.adapters import adapter_of
-from tensortap.values.registry import parts
 from tensortap.values.snapshot import borrow
 from tensortap.values.view import as_numpy
 
@@ -23,16 +22,12 @@ class PendingDigest(NamedTuple):
 def shard_digest_of(value: Any, shard: Shard | None = None) -> bytes | PendingDigest | None:
     """Return the digest of a tensor that does not depend on its layout; None for other values.
 
-    `shard` is the part of the whole that it is. On a device the digest is pending.
+    `shard` is the part of the whole that it is. A tensor on a device is copied; its digest waits.
 
     >>> import numpy as np
     >>> len(shard_digest_of(np.ones(3)))
     25
     """
-    for part in parts("tensortap.rooms.track"):
-        later: Callable[..., PendingDigest | None] | None = getattr(part, "digest_later", None)
-        if later is not None and (pending := later(value, shard)) is not None:
-            return pending
     view = adapter_of(type(value)).view
     array = view(value) if view is not None else None
     if array is not None:

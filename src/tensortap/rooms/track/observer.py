@@ -6,6 +6,7 @@ import collections
 import functools
 import itertools
 import logging
+import math
 import re
 import threading
 import time
@@ -87,6 +88,7 @@ class Observer:
             self._whole = compile_pattern(pattern, "tensors")
         self._own_step = 0  # used unless another source owns the clock
         self._current: int | None = None  # the current step, once it is known
+        self._infinite: set[str] = set()  # numbers that were not finite once
         self._pending: collections.deque[PendingRecord] = collections.deque()
         values = self._whole is not None or options.stash is not None
         self.sent = TrackedRecords(options.to)
@@ -329,6 +331,9 @@ class Observer:
         self._hand_over()
         rank, world_size = ranks.rank_and_world_size()
         step = self.step_number if step is None else step
+        if self.plan.budget is not None and not math.isfinite(value) and name not in self._infinite:
+            self._infinite.add(name)
+            self.plan.budget.lift("", step)
         self._put(
             Record(
                 self.prefix + name, Kind.METRIC, step, 0, pipeline.next_seq(), rank, world_size,

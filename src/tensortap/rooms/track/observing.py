@@ -30,7 +30,7 @@ class Observed(NamedTuple):
 
 
 Explain = Callable[[Summary], dict[str, str]]
-"""Returns tags that say where a tensor that is not finite was made; see `origins` of torch."""
+"""Returns tags that say where a tensor became non-finite; ``track.origins`` finds them."""
 
 
 class HookObserver(Protocol):

@@ -18,7 +18,8 @@ class Probing:
 
     def __init__(self, model: Any, hooks: Any, observer: Observer) -> None:
         self._model, self._hooks, self._observer = model, hooks, observer
-        self._open: list[tuple[int, contextlib.ExitStack]] = []  # and the step at which it ends
+        # until which step, the path that is traced, and what ends it
+        self._open: list[tuple[int, str, contextlib.ExitStack]] = []
 
     def probes(self) -> Iterator[Probe]:
         plan, costs, prefix = self._observer.plan, self._observer.costs, self._observer.prefix
@@ -26,13 +27,20 @@ class Probing:
             setting = plan.setting(kind, name)
             seen, spent = costs.get((kind, name), (0, 0))
             yield Probe(prefix + name, kind.value, setting.every, setting.tensors, seen, spent)
+        for name in self._functions():
+            traced = any(pattern.startswith(f"{name}.") for _, pattern, _ in self._open)
+            yield Probe(prefix + name, "Function", int(traced))
+
+    def _functions(self) -> Iterator[str]:
+        """Yield the functions of the model whose local variables can be traced, by their paths."""
+        for path, module in getattr(self._model, "named_modules", lambda: ())():
+            written_in = getattr(type(module), "__module__", "")
+            if not written_in.startswith("torch.") and hasattr(type(module), "forward"):
+                yield f"{path}.forward" if path else "forward"
 
     def _names(self) -> list[tuple[Kind, str]]:
-        names = getattr(self._hooks, "names", None)
         known = [(Kind(kind), name) for kind, name in list(self._observer.costs)]
-        if names is None:  # JAX: what it has seen so far
-            return known
-        found = dict.fromkeys(names)  # in the order of the model
+        found = dict.fromkeys(getattr(self._hooks, "names", ()))  # in the order of the model
         found.update(dict.fromkeys(known))
         return [each for each in found if each[0] in self._observer.kinds]
 
@@ -47,7 +55,8 @@ class Probing:
             self._observer.plan.change(request, step)
             return "as the program says"
         matching = self._matching(request)
-        if not matching:
+        # modules in JAX are known once they were seen
+        if not matching and hasattr(self._hooks, "select"):
             return ""
         if request.every and self._needs_graphs() and not request.recompile:
             raise TensortapError(
@@ -81,9 +90,12 @@ class Probing:
         if request.action == "ops":
             stack.enter_context(verb(self._model))
         else:
-            stack.enter_context(verb(self._model, [request.pattern], results=False))
+            tracer = stack.enter_context(verb(self._model, [request.pattern], results=False))
+            if tracer.missing:
+                stack.close()
+                raise TensortapError(f"nothing is traced: {tracer.missing[request.pattern]}")
         steps = request.steps or 1
-        self._open.append((step + steps, stack))
+        self._open.append((step + steps, request.pattern, stack))
         what = "operations" if request.action == "ops" else request.pattern
         return f"{what} for {steps} steps"
 
@@ -92,11 +104,11 @@ class Probing:
         for entry in list(self._open):
             if entry[0] <= self._observer.step_number:
                 self._open.remove(entry)
-                entry[1].close()
+                entry[2].close()
 
     def close(self) -> None:
         """Close everything that is open, and let go of the model."""
-        for _, stack in self._open:
+        for *_, stack in self._open:
             stack.close()
         self._open.clear()
         self._hooks = self._model = None

@@ -1,8 +1,7 @@
 """Compute digests of tensors that do not depend on how a tensor is split: see `stats.shard_digest`.
 
 They are four sums over the elements, which stats/kernel/digest.c explains. NumPy computes them
-where the kernel was not built, and operations of the frameworks on their devices, from the same
-keys.
+where the kernel was not built.
 """
 
 from __future__ import annotations

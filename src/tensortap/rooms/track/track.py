@@ -36,7 +36,7 @@ class Tracker:
     def __init__(self, model: Any, hooks: Any, observer: Observer) -> None:
         self._hooks = hooks  # None after the end, so that the tracker keeps no model alive
         self._observer = observer
-        if observer.plan.budget is not None and hasattr(hooks, "names"):
+        if observer.plan.budget is not None and hasattr(hooks, "select"):
             observer.plan.budget.names = self._names
         self._attached = False  # hooks cost time, so an idle tracker has none
         self._probing = Probing(model, hooks, observer)

@@ -113,7 +113,8 @@ class TrackedAlerts:
     def _record(self, alert: Alert, world_size: int) -> None:
         (self.hints if alert.severity == HINT else self.alerts).append(alert)
         if self.budget is not None and alert.severity != HINT:
-            self.budget.lift(alert.name, alert.step)
+            for module in {alert.module, alert.origin or alert.module}:
+                self.budget.lift(module, alert.step)
         self._hand_over()
         seq, now = pipeline.next_seq(), time.time_ns()
         record = record_of(alert, seq=seq, time_ns=now, world_size=world_size)

@@ -214,7 +214,6 @@ class ForkedProcess:
 
 log = logging.getLogger("tensortap")
 
-_CHECKED = 0.1  # seconds between two looks at the memory that is left
 _ENDS: set[socket.socket] = set()  # our ends of all sockets to workers
 
 
@@ -369,7 +368,7 @@ class WorkerSink(Sink):
     def _end_if_memory_is_short(self) -> None:
         """Kill the worker before the kernel looks for a process to kill."""
         now = time.monotonic()
-        if now - self._checked > _CHECKED and not self._short:
+        if now - self._checked > 0.1 and not self._short:
             self._checked = now
             self._short = not memory_left()
             if self._short:

@@ -41,11 +41,12 @@ class GrowthExponent(NamedTuple):
     low: float
     high: float
 
-    def verdict(self, tolerance: float) -> str:
-        """Return whether it surely grows or shrinks by more than the tolerance."""
-        if self.low > tolerance:
+    @property
+    def verdict(self) -> str:
+        """Whether it surely grows or shrinks: the exponent is farther than 0.1 from 0."""
+        if self.low > 0.1:
             return "grows"
-        return "shrinks" if self.high < -tolerance else "stable"
+        return "shrinks" if self.high < -0.1 else "stable"
 
     def __str__(self) -> str:
         return f"{self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
@@ -141,7 +142,6 @@ def coord_check(
     loss: Callable[[Any, Any], Any] | None = None,
     optimizer: Any = None,
     seeds: int = 3,
-    tolerance: float = 0.1,
 ) -> CoordCheck:
     """Train a model in several widths, and say which outputs grow or shrink with the width.
 
@@ -150,7 +150,7 @@ def coord_check(
     `loss` is a function of outputs and targets, by default cross-entropy for integer targets,
     otherwise the mean squared error. `optimizer` is a function of the model, by default Adam with a
     learning rate of 0.001. Everything is repeated with `seeds` random seeds. An exponent within
-    `tolerance` of 0 is stable.
+    0.1 of 0 is stable.
     """
     check_count("steps", steps, 2)
     check_count("seeds", seeds)
@@ -168,7 +168,7 @@ def coord_check(
             for width in wanted:
                 training = torch.WidthTraining(make_model(width), batch, loss, optimizer)
                 sizes += _train(training, width, seed, steps)
-    return CoordCheck(tuple(_growths(sizes, steps - 1, tolerance)), tuple(sizes))
+    return CoordCheck(tuple(_growths(sizes, steps - 1)), tuple(sizes))
 
 
 def _first_batch(data: Any) -> tuple[Any, Any]:
@@ -192,7 +192,7 @@ def _train(training: WidthTraining, width: int, seed: int, steps: int) -> list[W
     return found
 
 
-def _growths(sizes: Iterable[WidthSize], last: int, tolerance: float) -> Iterable[LayerGrowth]:
+def _growths(sizes: Iterable[WidthSize], last: int) -> Iterable[LayerGrowth]:
     points: dict[tuple[str, str, int], list[tuple[int, float]]] = {}
     for row in sizes:
         points.setdefault((row.module, row.quantity, row.step), []).append((row.width, row.size))
@@ -201,11 +201,11 @@ def _growths(sizes: Iterable[WidthSize], last: int, tolerance: float) -> Iterabl
             growth_exponent(points.get((module, quantity, step), ()))
             for quantity, step in ((OUTPUT, 0), (OUTPUT, last), (CHANGE, last))
         )
-        found = [each.verdict(tolerance) for each in (output, change) if each is not None]
+        found = [each.verdict for each in (output, change) if each is not None]
         verdict = "stable"
         if "grows" in found:
             verdict = "grows"
-        elif change is not None and change.verdict(tolerance) == "shrinks":
+        elif change is not None and change.verdict == "shrinks":
             verdict = "shrinks"
         yield LayerGrowth(module, initial, output, change, verdict)
 

@@ -60,6 +60,61 @@ static int read_item(PyObject *item, Elements *out)
     return read_array(address, code, PyTuple_GET_ITEM(item, 2), PyTuple_GET_ITEM(item, 3), out) < 0 ? -1 : 1;
 }
 
+#define SQUARES(name, type)                                                                        \
+    static double name(const char *data, size_t n)                                                 \
+    {                                                                                              \
+        const type *x = (const type *)data;                                                        \
+        double lanes[8] = {0}, sum = 0;                                                            \
+        size_t i = 0;                                                                              \
+        for (; i + 8 <= n; i += 8)                                                                 \
+            for (int k = 0; k < 8; k++)                                                            \
+                lanes[k] += (double)x[i + k] * (double)x[i + k];                                   \
+        for (; i < n; i++)                                                                         \
+            sum += (double)x[i] * (double)x[i];                                                    \
+        for (int k = 0; k < 8; k++)                                                                \
+            sum += lanes[k];                                                                       \
+        return sum;                                                                                \
+    }
+SQUARES(squares_of_floats, float)
+SQUARES(squares_of_doubles, double)
+
+/* Return the number of elements if they follow each other; -1 if they do not. */
+static ptrdiff_t contiguous(const Elements *elements)
+{
+    const Array *array = &elements->array;
+    ptrdiff_t count = 1, stride = (ptrdiff_t)itemsize_of(elements->kind);
+    for (int i = array->ndim - 1; i >= 0; i--) {
+        if (array->shape[i] != 1 && array->strides[i] != stride * count)
+            return -1;
+        count *= array->shape[i];
+    }
+    return count;
+}
+
+PyObject *kernel_sum_of_squares(PyObject *module, PyObject *tensors)
+{
+    (void)module;
+    double sum = 0;
+    Py_ssize_t n = PyList_Check(tensors) ? PyList_GET_SIZE(tensors) : -1;
+    if (n > 0 && is_exchanged(PyList_GET_ITEM(tensors, 0))) {
+        int known = is_overridden(PyList_GET_ITEM(tensors, 0));
+        if (known != 0)
+            return known < 0 ? NULL : Py_NewRef(Py_None);
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *tensor = PyList_GET_ITEM(tensors, i);
+        Elements elements;
+        if (!is_exchanged(tensor) || !view_elements(tensor, &elements))
+            return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+        ptrdiff_t count = contiguous(&elements);
+        if (count < 0 || (elements.kind != FLOAT32 && elements.kind != FLOAT64))
+            Py_RETURN_NONE;
+        sum += elements.kind == FLOAT32 ? squares_of_floats(elements.array.data, (size_t)count)
+                                        : squares_of_doubles(elements.array.data, (size_t)count);
+    }
+    return n < 0 ? Py_NewRef(Py_None) : PyFloat_FromDouble(sum);
+}
+
 PyObject *kernel_summarize_many(PyObject *module, PyObject *args)
 {
     (void)module;

@@ -362,6 +362,7 @@ static PyMethodDef methods[] = {
      "summarize(address, code, shape, strides, threads) -> Summary | None"},
     {"summarize_many", kernel_summarize_many, METH_VARARGS,
      "summarize_many(arrays, threads) -> columns | None"},
+    {"sum_of_squares", kernel_sum_of_squares, METH_O, "sum_of_squares(tensors) -> float | None"},
     {"locate", (PyCFunction)(void (*)(void))kernel_locate, METH_FASTCALL,
      "locate(tensor, dtypes) -> (address, code, shape, strides) | None"},
     {"compare", kernel_compare, METH_VARARGS,

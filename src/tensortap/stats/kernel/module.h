@@ -25,6 +25,11 @@ PyObject *as_columns(const Many *many);
  * if one of them is a tensor that needs the general way. */
 PyObject *kernel_summarize_many(PyObject *module, PyObject *args);
 
+/* sum_of_squares(tensors) -> float | None
+ *
+ * None if one of them needs the general way. In float64: it is finite if all elements of floats are. */
+PyObject *kernel_sum_of_squares(PyObject *module, PyObject *tensors);
+
 /* Read a clock, in nanoseconds. */
 static inline long long now_ns(clockid_t clock)
 {

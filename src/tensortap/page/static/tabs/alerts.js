@@ -15,7 +15,7 @@ const body = card();
 const RANK_RULES = ["replicas", "outlier", "behind"]; // the ranks side by side show why
 let countedRun = "";
 
-/** Shows the number of alerts on the tab. */
+/** Shows the number of alerts on the tab, without those that only say what could not be seen. */
 function showBadge(total) {
   $("tab-problems").querySelector(".badge")?.remove();
   if (total) $("tab-problems").append(h("span", { class: "badge" }, count(total)));
@@ -31,8 +31,8 @@ export const tab = {
   mount: (panel) => panel.append(bar, verdictCard, body),
 
   async show(state) {
-    const { total, alerts: all } = await request("alerts", { run: model.run.id });
-    showBadge(total);
+    const { total, problems, alerts: all } = await request("alerts", { run: model.run.id });
+    showBadge(problems);
     const rules = [...new Set(all.map((alert) => alert.rule))].sort();
     setOptions(rule, [["", "all"], ...rules], rules.includes(state.rule) ? state.rule : "");
     const shown = all.filter((alert) => !state.rule || alert.rule === state.rule);
@@ -48,8 +48,8 @@ export const tab = {
   async prepare() {
     const run = model.run;
     // the tab reports errors itself
-    const { total } = await request("alerts", { run: run.id }).catch(() => ({ total: 0 }));
-    if (model.run?.id === run.id) showBadge(total);
+    const { problems } = await request("alerts", { run: run.id }).catch(() => ({ problems: 0 }));
+    if (model.run?.id === run.id) showBadge(problems);
   },
 
   async receive(news) {

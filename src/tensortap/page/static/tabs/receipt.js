@@ -58,7 +58,18 @@ function cost({ live, cost: bill }) {
     ["skipped", count(bill.skipped)], ["dropped", count(bill.dropped), warnIf(bill.dropped, "bad")],
     ...nonzero(bill.reasons).map(([reason, n]) => [`dropped: ${reason}`, count(n), "bad"]),
   ]), h("div", { class: "narrow" },
-    table([], activities.map(([name, time]) => [name, seconds(time)]), [1])));
+    table([], activities.map(([name, time]) => [name, seconds(time)]), [1])), looks(bill.probes ?? []));
+}
+
+/** How often each name was looked at, and what that cost; the dearest first. */
+function looks(probes) {
+  const rows = probes.map(([name, kind, , , seen, spent]) => [name, kind.replaceAll("_", " "), seen, spent / 1e9])
+    .sort((a, b) => b[3] - a[3]);
+  if (!rows.length) return "";
+  return h("details", {}, h("summary", {}, `${count(rows.length)} names were looked at`),
+    table(["Name", "Kind", "Looks", "Time", "Each"],
+      rows.slice(0, 200).map(([name, kind, n, time]) => [name, kind, count(n), seconds(time), seconds(time / n)]),
+      [2, 3, 4]));
 }
 
 function share({ seconds: total, activities, stepping }) {

@@ -10,7 +10,7 @@ import { set } from "/static/state.js";
 const STATES = { live: "training", closed: "session closed" };
 const verdict = h("section", { class: "card conclusion" });
 const figures = h("dl", { class: "figures" });
-const plot = h("div", { class: "small-map", onclick: () => set({ tab: "overview" }, true) });
+const plot = h("div", { onclick: () => set({ tab: "overview" }, true) });
 const heatmap = h("section", { class: "card figure small" }, plot);
 const unseen = card();
 
@@ -28,8 +28,10 @@ export const tab = {
     fill(verdict, conclusion(found));
     fill(figures, facts(found).map(([name, text, kind]) =>
       h("div", { class: kind ?? "" }, h("dt", {}, name), h("dd", {}, text))));
-    drawUnseen(found);
+    drawUnseen(found, []);
     await heatmapDrawn;
+    const run = model.run.id, { rules } = await request("health", { run }).catch(() => ({ rules: [] }));
+    if (model.run?.id === run) drawUnseen(found, rules.filter((row) => row.state === "blind" && !row.name));
   },
 };
 
@@ -46,14 +48,15 @@ function facts({ state, crashed, steps, last_step: last, seconds: time, metrics,
 const short = (value) => (typeof value === "number" ? number(Number(value.toPrecision(4))) : value);
 
 /** The light, one sentence, and the first problem with a way to its place. */
-function conclusion({ problems, problem_rules: kinds, hints, rules, first, unseen_total: hidden }) {
+function conclusion({ state: run, steps, problems, problem_rules: kinds, hints, rules, first, unseen_total: hidden }) {
   const state = problems ? "problem" : !rules ? "unknown" : hints ? "hint" : "fine";
   const limits = hidden ? ` ${plural(hidden, "thing")} could not be looked at: see below.` : "";
   const text = {
     problem: `${plural(kinds, "problem")} found, the first at step ${count(first?.step ?? 0)}.`,
     hint: `No problem found by ${plural(rules, "rule")}; ${plural(hints, "hint")}.`,
     fine: `No problem found by ${plural(rules, "rule")}.`,
-    unknown: "No rule looked at this run: track it with tap.track(model, optimizer, alerts=True), or start it with tensortap run.",
+    unknown: !steps && ["training", "live"].includes(run) ? "No step has ended yet."
+      : "No rule looked at this run: track it with tap.track(model, optimizer, alerts=True), or start it with tensortap run.",
   }[state];
   return [
     h("div", { class: "headline" }, h("span", { class: `light ${state}`, role: "img", "aria-label": state }),
@@ -75,12 +78,14 @@ function openPlace({ name, kind, step }) {
   set({ ...place, step, follow: false }, true);
 }
 
-function drawUnseen({ unseen: rows, unseen_total: total }) {
-  unseen.hidden = !total;
+function drawUnseen({ unseen: rows, unseen_total: total }, blind) {
+  unseen.hidden = !total && !blind.length;
+  const whys = [...new Set(blind.map(({ message }) => message))];
   const more = total - rows.length;
   fill(unseen, h("h3", {}, "What could not be looked at"), h("ul", { class: "unseen" },
     rows.map(({ name, message }) => h("li", {}, h("b", {}, name || "model"), " ", dim(message))),
-    more > 0 && h("li", {}, dim(`and ${count(more)} more`))));
+    more > 0 && h("li", {}, dim(`and ${count(more)} more`)), whys.map((why) => h("li", {},
+      h("b", {}, blind.filter(({ message }) => message === why).map(({ rule }) => rule).join(", ")), " ", dim(why)))));
 }
 
 async function drawHeatmap({ kind, key, metric, rank, theme }) {

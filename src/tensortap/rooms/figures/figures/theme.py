@@ -193,8 +193,9 @@ def dark_colors() -> dict[str, str]:
 def themed(figure: Figure, theme: str) -> Figure:
     """Return a figure in the colors of a theme, ``"light"`` or ``"dark"``."""
     check_choice("theme", theme, ("light", "dark"))
-    dark: Figure = _darkened(figure, "") if theme == "dark" else figure
-    return dark
+    if theme == "light":
+        return figure
+    return {**figure, **{key: _darkened(figure[key], key) for key in ("data", "layout")}}
 
 
 def _darkened(part: Any, key: str) -> Any:

@@ -10,7 +10,7 @@ import { get, onChange, set } from "/static/state.js";
  * the parameters of the request, `options` those of `draw`, `ready` is called with the plot after
  * it was drawn.
  */
-export function figureTab({ id, title, within, about, tools, update, query, options, ready }) {
+export function figureTab({ id, title, within, about, light, tools, update, query, options, ready }) {
   const plot = h("div", { class: id });
   const figureCard = h("div", { class: "card figure" }, plot);
   let drawn = "";
@@ -18,7 +18,7 @@ export function figureTab({ id, title, within, about, tools, update, query, opti
   // a figure over exponents has no steps to mark
   const hasSteps = id !== "exponents";
   return {
-    id, title, within, about,
+    id, title, within, about, light,
     mount: (panel) => panel.append(...tools(), figureCard),
     prepare: (state) => request(id, parameters(state)),
 

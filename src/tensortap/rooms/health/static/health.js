@@ -4,7 +4,7 @@ import { card, count, dim, fill, h, kindText, plural, table } from "/static/dom.
 import { model } from "/static/model.js";
 import { set } from "/static/state.js";
 
-const STATES = { problem: "problem", hint: "hint", fine: "fine", unknown: "not active" };
+const STATES = { problem: "problem", hint: "hint", fine: "fine", blind: "could not look", unknown: "not active" };
 const rules = card();
 
 export const tab = {
@@ -21,6 +21,7 @@ export const tab = {
     fill(rules, h("h3", {}, raised.length ? "Rules that found something" : none),
       raised.length > 0 && table(["", "Rule", "Where", "Since", "What to do"], raised.map(ruleRow), [3]),
       quiet(found.rules, "fine", "found nothing"),
+      quiet(found.rules, "blind", "could not look"),
       quiet(found.rules, "unknown", "not active: they need tap.track(model, optimizer, alerts=True)"));
   },
 };
@@ -30,10 +31,10 @@ function quiet(all, state, words) {
   const rows = all.filter((row) => row.state === state);
   const light = h("span", { class: `light ${state}`, role: "img", "aria-label": STATES[state] });
   return rows.length > 0 && h("details", { class: state }, h("summary", {}, light, ` ${plural(rows.length, "rule")} ${words}`),
-    table([], rows.map((row) => [row.rule, dim(row.looks_for)])));
+    table([], rows.map((row) => [row.rule, dim(row.message || row.looks_for)])));
 }
 
-const detail = (text) => h("div", { class: "dim" }, text);
+const detail = (text) => h("div", { class: "dim detail" }, text);
 
 function ruleRow(row) {
   const { rule, state, alerts, name, kind, step, rank, message } = row;

@@ -83,8 +83,12 @@ def read_loss(loss: torch.Tensor) -> LossFacts | None:
                 found = _with_classes(found, node)
             elif name in _BINARY:
                 found = _with_chance(found, node, binary=True)
-                if name.endswith("Logits") and _before(node) == "Sigmoid":
-                    found = found._replace(twice="sigmoid")
+                if name.endswith("Logits"):
+                    before = _before(node)
+                    found = found._replace(twice="sigmoid" if before == "Sigmoid" else found.twice)
+                    found = found._replace(is_cut=before == "Relu")
+            elif name == "Mul" and _before(node) == "Softmax" and _is_distribution(node):
+                found = found._replace(raw="kl_div")
             elif name in _DISTANCES:
                 inner = [each for each, _ in node.next_functions]
                 if len(inner) == 2 and None not in inner:
@@ -114,6 +118,15 @@ def _name(node: Any) -> str:
     'Exp'
     """
     return str(node.name()).rpartition("::")[2].partition("Backward")[0]
+
+
+def _is_distribution(node: Any) -> bool:
+    """Return whether a product is that of probabilities which need no gradient, as in `kl_div`."""
+    factor = saved(node, "self")
+    if factor is None or not factor.ndim or not 8 <= factor.numel() <= _MOST_VALUES:
+        return False
+    sums = factor.detach().double().sum(-1)
+    return bool((factor >= 0).all() and (factor < 1).any() and ((sums - 1).abs() < 1e-3).all())
 
 
 def _before(node: Any) -> str:
@@ -175,8 +188,9 @@ def _with_classes(found: LossFacts, node: Any) -> LossFacts:
             inner = next((each for each, _ in inner.next_functions if each is not None), None)
             if inner is None or _name(inner) == "LogSoftmax":
                 break
-        if inner is not None and _before(inner) in ("Softmax", "LogSoftmax"):
-            found = found._replace(twice="softmax")
+        if inner is not None:
+            twice = "softmax" if _before(inner) in ("Softmax", "LogSoftmax") else ""
+            found = found._replace(twice=twice, is_cut=_before(inner) == "Relu")
     target, scores = saved(node, "target"), saved(node, "self")
     if target is None or target.numel() > _MOST_VALUES:
         return found
@@ -196,7 +210,8 @@ def _with_classes(found: LossFacts, node: Any) -> LossFacts:
     dimension = 1 if scores.ndim > 1 else 0
     if scores.ndim > 1 and scores.shape[0] and before != "LogSoftmax":
         rows = scores.detach().movedim(1, -1).reshape(-1, scores.shape[1])[:64].double()
-        found = found._replace(raw=bool((rows.logsumexp(1).abs() > 0.01).all()))
+        if (rows.logsumexp(1).abs() > 0.01).all():
+            found = found._replace(raw="nll_loss")
     if node._saved_weight is None and scores.ndim > 1:
         index = labels.clamp(0, scores.shape[dimension] - 1).unsqueeze(dimension)
         chosen = scores.detach().gather(dimension, index).squeeze(dimension)[labels != ignored]

@@ -224,7 +224,7 @@ class PassWatch:
 
     def _on_norm(self, name: str, module: nn.Module, args: Any) -> None:
         if self._number < _FEW and module.training and torch.is_grad_enabled() and args:
-            if module.track_running_stats and len(args[0]) == 1:
+            if vars(module).get("track_running_stats") and len(args[0]) == 1:
                 self._small[name] = None
 
     def _on_embedding(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -234,7 +234,8 @@ class PassWatch:
             given = args[0].detach()
             before, count = self._indices.get(name, (int(given.reshape(-1)[0]), 0))
             # a model may well use one of few types
-            if given.numel() > 1 and module.num_embeddings >= 8 and bool((given == before).all()):
+            types = vars(module).get("num_embeddings", 0)
+            if given.numel() > 1 and types >= 8 and bool((given == before).all()):
                 self._indices[name] = before, count + 1
             else:
                 self._indices[name] = before, -1_000_000
@@ -264,7 +265,8 @@ def _outer_modules(root: nn.Module) -> list[nn.Module]:
     """Return a model, and the parts of it that may be called one by one."""
     found, level = [root], [root]
     for _ in range(2):
-        level = [part for each in level for part in vars(each)["_modules"].values() if part]
+        parts = [part for each in level for part in vars(each)["_modules"].values()]
+        level = [part for part in parts if part is not None]
         found += level
     return list(dict.fromkeys(found))[:64]
 

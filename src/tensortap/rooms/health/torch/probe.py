@@ -127,7 +127,7 @@ def compare_modes(module: nn.Module, args: Any, kwargs: Any) -> float | None:
 def is_norm_with_modes(module: nn.Module) -> bool:
     """Return whether a module is batch norm with running statistics, or spectral norm."""
     if isinstance(module, _BATCH_NORMS):
-        return bool(module.track_running_stats)
+        return bool(vars(module).get("track_running_stats"))
     return "n_power_iterations" in vars(module)
 
 

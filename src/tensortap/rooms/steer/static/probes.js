@@ -11,6 +11,18 @@ const EVERY = [["1", "every step"], ["10", "every 10 steps"], ["100", "every 100
 const every = select("How often", () => undefined);
 setOptions(every, EVERY, "1");
 const whole = h("input", { type: "checkbox" });
+// name, parameters, and what the text beside it holds
+const ACTIONS = {
+  snapshot: ["keep everything of the next step whole", { every: "1", tensors: "1", steps: "1" }],
+  ops: ["record all operations of the next step", { action: "ops" }],
+  trace: ["trace a local variable in the next step", { action: "trace" }, "blocks.0.forward.scores"],
+  rules: ["use other rules", { action: "rules" }, "nan,inf"],
+  reset: ["look as the program says", { action: "reset" }],
+  stop: ["stop training after a step", { action: "stop" }],
+};
+const action = select("What else to do", () => { argument.placeholder = ACTIONS[action.value][2] ?? ""; });
+setOptions(action, Object.entries(ACTIONS).map(([id, [title]]) => [id, title]), "snapshot");
+const argument = h("input", { type: "text", "aria-label": "a path, or names of rules" });
 const found = dim(), told = h("div", { class: "dim", role: "status" }), list = h("div");
 let programs = [], states = new Map(); // by name: on which ranks it is on, and on which it exists
 
@@ -27,6 +39,7 @@ export const tab = {
   mount: (panel) => panel.append(
     tools(every, h("label", {}, whole, " whole tensors"), found, grow(),
       button("All on", () => switchTo(get().q, true)), button("All off", () => switchTo(get().q, false))),
+    tools(action, argument, button("Do it", () => ask({ ...ACTIONS[action.value][1], argument: argument.value }))),
     told, list),
 
   async show() {
@@ -55,8 +68,12 @@ async function load() {
   }
 }
 
-async function switchTo(pattern, on) {
-  const parameters = { run: model.run?.id ?? get().run, q: pattern, every: on ? every.value : "0", tensors: on && whole.checked };
+function switchTo(pattern, on) {
+  return ask({ q: pattern, every: on ? every.value : "0", tensors: on && whole.checked });
+}
+
+async function ask(change) {
+  const parameters = { run: model.run?.id ?? get().run, ...change };
   fill(told, "waiting for the next steps …");
   try {
     const { at, ranks } = await request("probe", parameters, { method: "POST" });

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -58,6 +59,14 @@ class JaxTracking:
             )
             if kind in observer.kinds and given
         ]
+
+    @property
+    def names(self) -> Iterator[tuple[Kind, str]]:
+        """Yield the parameters; modules are known once they were seen."""
+        for path, _ in arrays_of(self._like):
+            yield from (
+                (kind, parameter_name(path)) for kind in (Kind.WEIGHT, Kind.WEIGHT_GRADIENT)
+            )
 
     def attach(self) -> None:
         """Observe the initial weights; functions are observed only when `intercept` calls them."""
@@ -146,7 +155,8 @@ def observe_trees(
     `like` are parameters that name the optimizer's state if `params` are not given.
     """
     leaves: list[tuple[Kind, str, dict[str, str], Any]] = []
-    for kind, tree in ((Kind.WEIGHT, params), (Kind.WEIGHT_GRADIENT, grads)):
+    # in the order in which they are computed: what comes first is blamed
+    for kind, tree in ((Kind.WEIGHT_GRADIENT, grads), (Kind.WEIGHT, params)):
         leaves += [(kind, parameter_name(path), {}, array) for path, array in arrays_of(tree)]
     if optimizer_state is not None:
         known = params if params is not None else like if like is not None else grads

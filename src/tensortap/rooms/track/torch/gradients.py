@@ -15,7 +15,6 @@ from tensortap.rooms.track.observing import Explain, HookObserver
 from tensortap.rooms.track.torch import internals
 from tensortap.rooms.track.torch.descriptions import Descriptions
 from tensortap.rooms.track.torch.hooks import WHOLE, skip_code
-from tensortap.rooms.track.torch.origins import Origins
 from tensortap.values.torch import private
 from tensortap.values.torch.hidden import constant_when_compiled, hide_from_compiler
 
@@ -176,7 +175,7 @@ class OutputGradients:
     def __init__(
         self,
         observer: HookObserver,
-        origins: Origins | None,
+        origins: Any,
         descriptions: Descriptions,
         collectives: Collectives,
         context: Any = None,

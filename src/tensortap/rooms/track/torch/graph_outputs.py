@@ -97,6 +97,7 @@ class GraphProbe:
 
     def _on_output(self, values: list[torch.Tensor], note: str) -> None:
         self.runs = True
+        self._hooks.calls_in_graphs += 1
         if self._hooks.observer.capturing:
             try:
                 self._observe(values, *_parts(note))
@@ -125,6 +126,7 @@ class GraphProbe:
 
     def _on_gradient(self, values: list[torch.Tensor], path: str) -> None:
         hooks = self._hooks
+        hooks.calls_in_graphs += 1
         if not hooks.observer.active:
             return
         try:

@@ -14,6 +14,7 @@ import torch
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from tensortap.core.record import Kind
+from tensortap.core.rooms import offers
 from tensortap.rooms.track.batches import ObservedBatch
 from tensortap.rooms.track.observing import Explain, HookObserver, inputs_of, tensors_in
 from tensortap.rooms.track.torch import internals
@@ -23,7 +24,6 @@ from tensortap.rooms.track.torch.graph_outputs import GraphProbe, insert
 from tensortap.rooms.track.torch.hooks import ModuleHook, hook_module
 from tensortap.rooms.track.torch.layouts import Layouts
 from tensortap.rooms.track.torch.names import Names, type_name, unwrapped
-from tensortap.rooms.track.torch.origins import Origins
 from tensortap.stats import summarize as stats
 from tensortap.values.torch import private
 from tensortap.values.torch.summarize import EXCHANGES
@@ -64,7 +64,10 @@ class OutputHooks:
         self._hooked: dict[str, _Hooked] = {}
         self._calls: dict[tuple[str, int], int] = {}  # by name and first call
         self._recomputable: dict[str, list[int]] = {}  # calls that a checkpoint may repeat
-        self.origins = Origins(root) if observer.explains else None
+        # finds where a NaN was made, if a room does
+        self.origins: Any = None
+        for origins_of in offers("track.origins") if observer.explains else ():
+            self.origins = origins_of(root)
         self._layouts = Layouts(root)
         batch = None if self._layouts.mesh else observer.batch
         self.descriptions = Descriptions(detaching=batch is None)
@@ -75,6 +78,7 @@ class OutputHooks:
         self._gradients = OutputGradients(
             observer, self.origins, self.descriptions, self._collectives, self._context
         )
+        self.calls_in_graphs = 0  # of operators in compiled graphs, wanted or not
         self._skipped_eval = False  # whether a pass of this step was skipped, with gradients
         self._root_name = title
         root = unwrapped(root)

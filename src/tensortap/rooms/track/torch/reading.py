@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch.overrides import has_torch_function
 
+from tensortap.stats.summarize import kernel
 from tensortap.values.torch.cuda import cuda
-from tensortap.values.torch.tensors import view, why_not
+from tensortap.values.torch.tensors import quiet, view, why_not
 
 MOST_COPIED = 4 << 30
 """Bytes of parameters and gradients that are copied from a device at once."""
@@ -45,6 +47,19 @@ def is_plain(tensor: object) -> bool:
         return False
     assert isinstance(tensor, torch.Tensor)
     return tensor.is_cpu and tensor.numel() > 0 and not why_not(tensor)
+
+
+def sum_of_squares(tensors: list[torch.Tensor]) -> float | None:
+    """Return the sum of all squares, finite if all values are; None if some are not on the CPU.
+
+    >>> sum_of_squares([torch.ones(3), torch.full((2, 2), 2.0)])
+    19.0
+    """
+    found: float | None = kernel and kernel.sum_of_squares(tensors)
+    if found is None and all(map(is_plain, tensors)):  # other dtypes, or strides
+        with quiet():
+            found = math.fsum(float(each.detach().double().square().sum()) for each in tensors)
+    return found
 
 
 def sample(tensor: torch.Tensor, most: int = 1024) -> torch.Tensor:

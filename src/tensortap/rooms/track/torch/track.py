@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import sys
+import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from tensortap.core.record import Kind
+from tensortap.rooms.track.budget import Budget
 from tensortap.rooms.track.observer import Observer
 from tensortap.rooms.track.observing import Observed, tensors_in
 from tensortap.rooms.track.torch.descriptions import Descriptions
@@ -27,10 +30,14 @@ from tensortap.rooms.track.torch.optimizers import (
     zeroes_itself,
 )
 from tensortap.rooms.track.torch.outputs import OutputHooks
+from tensortap.rooms.track.torch.reading import sum_of_squares
 from tensortap.values.torch.private import version_of
 from tensortap.values.torch.tensors import has_values
 
 log = logging.getLogger("tensortap")
+_now = time.perf_counter_ns
+_IN_GRAPH = 6_000  # nanoseconds of an operator in a compiled graph, which a budget pays for
+_NO_NORM = "the norm of all gradients is not computed in each step: not all are floats on the CPU"
 _LAZY = "a lazy module has no weights before its first call, so the initial ones are not seen"
 _COPIES = (
     "the optimizer trains copies of the weights and takes their gradients away: recorded are those "
@@ -95,6 +102,7 @@ class ModelHooks:
         chosen = [plan.chosen(kind) for kind in (Kind.ACTIVATION, Kind.GRADIENT)]
         names = None if None in chosen else [name for each in chosen for name in each or ()]
         self._outputs.select(whole, names)
+        self._parameters.begin_step()
 
     def detach(self) -> None:
         try:
@@ -111,6 +119,8 @@ class ModelHooks:
             self._observer.fault("training step", error)
 
     def end_step(self) -> None:
+        self._observer.costs.total += self._outputs.calls_in_graphs * _IN_GRAPH
+        self._outputs.calls_in_graphs = 0
         try:
             self._outputs.end_step(self._parameters.is_trained)
         finally:
@@ -133,6 +143,8 @@ class ParameterHooks:
         self._shared: dict[str, str] = {}
         self._paths: dict[str, int] = {}  # of parameters, and their identities
         self._state_tags: dict[tuple[str, Any], tuple[str, dict[str, str]]] = {}  # after the label
+        # parameter names, optimizers and parameters by the names of states, for a budget
+        self._state_of: dict[str, tuple[str, Any, torch.nn.Parameter]] = {}
         self._descriptions = Descriptions(detaching=observer.batch is None)
         self._gradients = WeightGradients()
         self._early: dict[str, torch.Tensor] = {}
@@ -144,6 +156,7 @@ class ParameterHooks:
         self._found_inf: list[Any] = []
         self._last_found_inf: list[Any] = [None]
         self._ended = False  # whether a step has ended
+        self._squares: float | None = None  # the sum of squares of all gradients of this step
 
     def attach(self) -> None:
         self._name_parameters()
@@ -187,6 +200,8 @@ class ParameterHooks:
 
     def _guarded(self, look: Callable[..., object], *args: Any) -> None:
         """Call a hook of an optimizer, whose errors must not reach the training."""
+        costs, start = self.observer.costs, _now()
+        before = costs.total
         try:
             try:
                 look(*args)
@@ -194,6 +209,7 @@ class ParameterHooks:
                 self._observe_found()
         except Exception as error:
             self.observer.fault("optimizer", error)
+        costs.spend(_now() - start - (costs.total - before))
 
     def detach(self) -> None:
         while self._undo:
@@ -215,8 +231,17 @@ class ParameterHooks:
         found = list(Names(self.root).parameters())
         for kind in (Kind.WEIGHT, Kind.WEIGHT_GRADIENT):
             yield from ((kind, name) for name, _ in found)
-        for label, _ in list(self._state_tags.values()):
-            yield Kind.OPTIMISER_STATE, label
+        names = {id(parameter): name for name, parameter in reversed(found)}
+        for optimizer, number, wraps in self.optimizers:
+            try:
+                pairs = [] if wraps else list(enumerate(parameters_of(optimizer)))
+                for index, parameter in pairs:
+                    name = names.get(id(parameter)) or _foreign_name(number, index)
+                    for key in list(optimizer.state.get(parameter) or ()):
+                        self._state_of[f"{name}.{key}"] = name, optimizer, parameter
+                        yield Kind.OPTIMISER_STATE, f"{name}.{key}"
+            except Exception as error:
+                self._report_optimizer(optimizer, "has no state that can be read", error)
 
     def _name_parameters(self) -> None:
         """Look up the parameters again: lazy ones and adapters come and go."""
@@ -240,7 +265,7 @@ class ParameterHooks:
 
     def _name_of(self, parameter: torch.nn.Parameter, number: int, index: int) -> str:
         """Return the name in the model, or the index in the optimizer for foreign parameters."""
-        return self._names.get(id(parameter)) or f"optimizer{number or ''}.{index}"
+        return self._names.get(id(parameter)) or _foreign_name(number, index)
 
     def _tags(self, name: str) -> dict[str, str]:
         shared = self._shared.get(name)
@@ -260,14 +285,17 @@ class ParameterHooks:
                     "tensortap: 20 steps of the optimizer are recorded as one step: "
                     "call tracker.step() after each optimizer.step()"
                 )
-        if not self.observer.capturing:
+        budget = self.observer.plan.budget
+        if not self.observer.capturing and budget is None:
             return
         self._stepping = not after
         # a closure computes the gradients within the step: before it they are the last step's
         closure = any(callable(argument) for argument in (*args[1:], *kwargs.values()))
         if closure is not after:
             return
-        if self.observer.plan.chosen(Kind.WEIGHT_GRADIENT) == []:
+        if budget is not None and budget.checks:
+            self._add_norm(budget, parameters_of(optimizer))
+        if not self.observer.capturing or self.observer.plan.chosen(Kind.WEIGHT_GRADIENT) == []:
             return
         for index, parameter in enumerate(parameters_of(optimizer)):
             if parameter.grad is not None:
@@ -275,6 +303,17 @@ class ParameterHooks:
                 self._observe_gradient(name, parameter.grad)
                 if id(parameter) not in self._names:
                     self._copies = name
+
+    def _add_norm(self, budget: Budget, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Add the gradients of an optimizer to the norm of all, which a budget always sees."""
+        start = _now()
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        found = sum_of_squares(gradients)
+        if found is None:
+            self.observer.unseen["gradient_norm"] = _NO_NORM
+        else:
+            self._squares = found + (self._squares or 0.0)
+        budget.checked(_now() - start)
 
     def _skipped(self) -> bool:
         """Return whether no optimizer changed anything in the last step."""
@@ -337,27 +376,39 @@ class ParameterHooks:
     def end_step(self) -> None:
         self._last_found_inf, self._found_inf, self._ended = self._found_inf, [], True
         self._stepping = False  # also where the step of an optimizer has raised
+        if self._squares is not None:
+            self.observer.metric("gradient_norm", math.sqrt(self._squares))
+            self._squares = None
         if self.observer.capturing:
             try:
                 self._look_at_the_end()
             finally:
                 self._observe_found()
-        self._gradients.end_step(self._parameters)
+        if self.observer.plan.budget is None:
+            self._gradients.end_step(self._parameters)
         self._early.clear()
 
+    def begin_step(self) -> None:
+        """Note, in a budget, the gradients that this step is to look at, as they are now."""
+        if self.observer.plan.budget is not None:
+            self._gradients.end_step(dict(self._chosen(Kind.WEIGHT_GRADIENT)))
+
     def _look_at_the_end(self) -> None:
-        kinds = self.observer.kinds
-        self._name_parameters()
+        kinds, step = self.observer.kinds, self.observer.step_number
+        if self.observer.plan.budget is None or step % 64 == 0:
+            self._name_parameters()
         if Kind.WEIGHT_GRADIENT in kinds:
             self._observe_late_gradients()
             if self._copies and not any(map(self._gradients.was_observed, self._parameters)):
                 self.observer.unseen["weight gradients"] = _COPIES.format(self._copies)
         if Kind.WEIGHT in kinds:
             self._observe_weights({})
-        if Kind.OPTIMISER_STATE in kinds and (
-            not self._state_tags or self.observer.plan.chosen(Kind.OPTIMISER_STATE) != []
-        ):
-            self._observe_state()
+        if Kind.OPTIMISER_STATE in kinds:
+            chosen = self.observer.plan.chosen(Kind.OPTIMISER_STATE)
+            if chosen is None:
+                self._observe_state()
+            for name, optimizer, parameter in {self._state_of[each] for each in chosen or ()}:
+                self._observe_state_of(name, optimizer.state.get(parameter) or {})
 
     def _observe_weights(self, tags: dict[str, str]) -> None:
         for name, parameter in self._chosen(Kind.WEIGHT):
@@ -438,6 +489,10 @@ class ParameterHooks:
         """Hand over the tensors that were found, to be summarized together."""
         found, self._found = self._found, []
         self.observer.observe_all(found, step)
+
+
+def _foreign_name(number: int, index: int) -> str:
+    return f"optimizer{number or ''}.{index}"
 
 
 def _is_quantized(tensor: torch.Tensor) -> bool:

@@ -42,7 +42,7 @@ TRAIN = """
     ("limit", "left", "said"),
     [
         ("threads", 0, "not connecting to TENSORTAP_SERVER: can't start new thread"),
-        ("threads", 4, "fewer than 8 threads can be started"),
+        ("threads", 4, "fewer than 32 threads can be started"),
         ("MiB", 20, "less than 64 MiB of address space is left"),
         ("descriptors", 10, "file descriptors are left"),
     ],

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tensortap.rooms.compare.explain import explain
+from tensortap.rooms.reasons.explain import explain
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((6, 8)).astype(np.float32)
@@ -15,8 +15,8 @@ CUBE = RNG.standard_normal((4, 4, 4, 4)).astype(np.float32)
 LARGE = RNG.standard_normal((300, 400)).astype(np.float32)
 
 
-def kinds(a, b, **options):
-    return [found.kind for found in explain(a, b, **options)]
+def kinds(a, b):
+    return list(explain(a, b))
 
 
 # ---- what holds for nothing ----
@@ -65,7 +65,7 @@ def test_claims_nothing_for_small_random_arrays(seed):
     shape = tuple(rng.integers(2, 4, rng.integers(1, 4)))
     for high in (2, 3, 10):
         a, b = rng.integers(0, high, (2, *shape))
-        assert set(kinds(a.astype(float), b.astype(float))) <= {"zero"}
+        assert all("zeros" in found for found in explain(a.astype(float), b.astype(float)))
     a, b = rng.standard_normal((2, *shape)).astype(np.float32)
     assert kinds(a, b) == []
 
@@ -87,7 +87,7 @@ def test_claims_nothing_for_small_random_arrays(seed):
 )
 def test_transposed(x, axes):
     (found,) = explain(x.transpose(axes), x)
-    assert found == ("transposed", f"a is b with its axes in the order {axes}")
+    assert found == f"a is b with its axes in the order {axes}"
     (again,) = explain(np.ascontiguousarray(x.transpose(axes)), x.astype(np.float64))
     assert again == found
 
@@ -116,11 +116,11 @@ def test_not_transposed():
 def test_factor(factor, said):
     for x in (X, LARGE, X.astype(np.float64)):
         (found,) = explain(x * x.dtype.type(factor), x)
-        assert found.kind == "factor"
+        assert " times b" in found
         assert said in str(found)
     half = X.astype(ml_dtypes.bfloat16)
     (found,) = explain((half.astype(np.float32) * factor).astype(ml_dtypes.bfloat16), half)
-    assert found.kind == "factor"
+    assert " times b" in found
 
 
 def test_not_a_factor():
@@ -138,7 +138,7 @@ def test_not_a_factor():
 
 def test_sign():
     (found,) = explain(-X, X)
-    assert (found.kind, str(found)) == ("sign", "a is b with its sign flipped")
+    assert found == "a is b with its sign flipped"
     assert kinds(np.abs(X), X) == []
     assert kinds(-np.ones((4, 4)), np.ones((4, 4))) == []
     mixed = -X
@@ -149,7 +149,7 @@ def test_sign():
 def test_constant():
     for x in (X, LARGE, X.astype(np.float64)):
         (found,) = explain(x + x.dtype.type(0.25), x)
-        assert found == ("constant", "a is b plus 0.25")
+        assert found == "a is b plus 0.25"
     shifted = X + np.float32(0.25)
     shifted[2, 2] += 0.1
     assert kinds(shifted, X) == []

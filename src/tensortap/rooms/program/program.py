@@ -22,9 +22,11 @@ from tensortap.core.ranks import rank_and_world_size
 from tensortap.runs.init import finish, finish_at_exit, init, join, opened
 
 if TYPE_CHECKING:
-    from tensortap.rooms.health.torch.finding import TrainedModels
+    from tensortap.rooms.program.torch.finding import TrainedModels
 
 log = logging.getLogger("tensortap")
+
+_NOT_OF_THE_PROGRAM = __file__, runpy.run_path.__code__.co_filename  # lines of a traceback
 
 
 def run_program(
@@ -74,7 +76,7 @@ class _Watching:
         self._undo.append(functools.partial(setattr, owner, name, original))
 
     def _look(self) -> None:
-        from tensortap.rooms.health.torch.finding import TrainedModels
+        from tensortap.rooms.program.torch.finding import TrainedModels
 
         self.found = TrainedModels(self._options)
         self.found.attach()
@@ -100,7 +102,7 @@ class _Watching:
             return None
         self._make_room()
         plain = {name: each for name, each in self._options.items() if name != "shows"}
-        own = "-m", "tensortap.rooms.health.program", str(self.path), json.dumps(plain)
+        own = "-m", "tensortap.rooms.program.program", str(self.path), json.dumps(plain)
         return [*words[:place], *own, *words[place:]], *args[1:]
 
     def _make_room(self) -> None:
@@ -142,6 +144,8 @@ def watched(call: Callable[[], Any], path: Path, options: dict[str, Any]) -> Any
         return call()
     finally:
         watching.end()
+        if "shows" in options:
+            options["shows"].end()
         for problem in watching.found.problems if watching.found is not None else ():
             log.warning("tensortap: tracking failed: %s", problem)
 
@@ -187,8 +191,11 @@ def execute(words: Sequence[str], module: bool) -> int:
     except BaseException as error:
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
         # as Python does: the run is marked as crashed
-        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-        sys.excepthook(type(error), error, error.__traceback__)
+        lines = error.__traceback__
+        while lines is not None and lines.tb_frame.f_code.co_filename in _NOT_OF_THE_PROGRAM:
+            lines = lines.tb_next
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, lines
+        sys.excepthook(type(error), error.with_traceback(lines), lines)
     for thread in threading.enumerate():  # they may train
         if not thread.daemon and thread is not threading.current_thread():
             thread.join()

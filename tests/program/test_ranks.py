@@ -71,7 +71,17 @@ dist.destroy_process_group()
 
 def verdict(tmp_path, mode):
     (tmp_path / "train.py").write_text(PROGRAM)
-    words = [sys.executable, "-m", "tensortap", "run", "--analyses", "train.py", mode]
+    words = [
+        sys.executable,
+        "-m",
+        "tensortap",
+        "run",
+        "--every",
+        "1",
+        "--analyses",
+        "train.py",
+        mode,
+    ]
     done = subprocess.run(
         words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600,
         env=os.environ | {"OMP_NUM_THREADS": "1"},

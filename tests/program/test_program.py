@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import runpy
@@ -50,7 +49,7 @@ def program(tmp_path):
 
 def run(tmp_path, *words):
     """Return exit code, both outputs, and the run."""
-    code, out, err = type_in("run", "--to", tmp_path / "runs", *words)
+    code, out, err = type_in("run", "--every", 1, "--to", tmp_path / "runs", *words)
     return code, out, err, tap.open(max((tmp_path / "runs").iterdir()))
 
 
@@ -423,58 +422,6 @@ def test_a_program_ends_as_without_tensortap(tmp_path, program, end, starter, mo
     assert err.count("found nothing") == (end in ("exit", "stdout", "moved", "hook", "fork"))
 
 
-SHOWS = """
-    import os, subprocess, sys, time
-
-    print("begins")
-    os.write(1, "straight ".encode())
-    for i in range(8):
-        sys.stderr.write(f"\\r {{i}}0 %|███")  # as tqdm does
-        sys.stderr.flush()
-        optimizer.zero_grad()
-        criterion(model(torch.randn(3, 4)), torch.randn(3, 2)).backward()
-        optimizer.step()
-        subprocess.run(["printf", f" child {{i}}"])
-        time.sleep(0.1)
-    print("\\nends")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
-def test_progress_never_mixes_with_what_the_program_prints(tmp_path, program, term):
-    path = program(TRAIN + SHOWS, bug="")
-
-    def shown(*words):
-        screen, terminal = os.openpty()
-        started = subprocess.Popen(
-            [sys.executable, *words, str(path)], cwd=tmp_path, stdout=terminal, stderr=terminal,
-            env={**os.environ, "TERM": term},
-        )  # fmt: skip
-        os.close(terminal)
-        said = b""
-        with open(screen, "rb", buffering=0) as screen, contextlib.suppress(OSError):  # its end
-            while text := screen.read(65536):
-                said += text
-        assert started.wait(60) == 0, said
-        return said.decode()
-
-    said, alone = shown("-m", "tensortap", "run"), shown()
-    titles = re.findall(r"\x1b\]2;(.*?)\x07", said)
-    if term == "dumb":
-        assert "\x1b" not in said
-    else:
-        assert re.fullmatch(r"step \d+ · loss \S+ · \S+ steps/s", titles[0]), said
-        assert len(titles) > 2
-        # the title before it is put back
-        assert (said.count("\x1b[22;2t"), said.count("\x1b[23;2t"), titles[-1]) == (1, 1, "")
-    said = re.sub(r"\x1b(\]2;.*?\x07|\[2[23];2t)", "", said)
-    first, rest = said.split("tensortap: tracks Sequential", 1)
-    own = first + rest.partition("\n")[2]
-    assert own.startswith(alone), said
-    assert own[len(alone) :].startswith("tensortap: ")
-
-
 @pytest.mark.slow
 def test_the_page_opens_while_the_program_trains(tmp_path, program):
     waits = """
@@ -590,6 +537,34 @@ def test_what_only_a_whole_program_shows(tmp_path, program, bug):
     _, _, err, made = run(tmp_path, program(text, **(wrong if bug else fixed)))
     rules = {alert.rule for alert in (*made.alerts(), *made.hints())}
     assert rules == ({"loss_scaling", "nothing_loaded", "stale_copy"} if bug else set()), err
+
+
+ORDER = """
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    make = lambda: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    optimizer = make()
+    for step in range(12):
+        {0}
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).square().mean()
+        {1}
+        loss.backward()
+        {2}
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("bug", [True, False])
+def test_an_optimizer_and_clipping_in_the_wrong_place(tmp_path, program, bug):
+    clip = "nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+    lines = ("optimizer = make()", clip, "") if bug else ("", "", clip)
+    _, _, err, made = run(tmp_path, program(ORDER.format(*lines)))
+    rules = [alert.rule for alert in (*made.alerts(), *made.hints())]
+    assert sorted(rules) == (["clipping", "new_optimizer"] if bug else []), err
 
 
 SPAWNED = """

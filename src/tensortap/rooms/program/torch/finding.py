@@ -188,8 +188,9 @@ class TrainedModel:
         self._losses: dict[int, float] = {}  # those of this step, by number
         self.metrics: dict[str, Any] = {}  # further ones of this step
         self.steps = self.losses = 0
+        self.waiting = 0  # names that had no turn within the budget
         self.title = ""
-        self.loss = self.speed = math.nan  # the latest loss, and steps per second
+        self.loss = math.nan  # the latest
         self.show: Callable[[TrainedModel], None] | None = None
         self._time = time.perf_counter()
         self.last = 0  # steps of the program until its last one
@@ -217,9 +218,8 @@ class TrainedModel:
             _numbered("lr", number): rate for number, rate in enumerate(rates[:_MOST_RATES])
         }
         now = time.perf_counter()
-        self.speed = 1.0 / max(now - self._time, 1e-9)
+        metrics["steps_per_second"] = 1.0 / max(now - self._time, 1e-9)
         self._time = now
-        metrics["steps_per_second"] = self.speed
         self.loss = self._losses.get(0, self.loss)
         self.steps += 1
         self.losses += len(self._losses)
@@ -234,6 +234,8 @@ class TrainedModel:
         if self._made:
             self._finish_step()
         tracker, self.tracker = self.tracker, None
+        budget = None if tracker is None else tracker._observer.plan.budget
+        self.waiting = 0 if budget is None else budget.waiting
         self.keys, self.optimizers = set(), []
         if tracker is not None:
             tracker.__exit__(None, None, None)
@@ -266,9 +268,12 @@ class TrainedModels:
         self._losses: list[Any] = []  # since the last step of an optimizer
         self._norms: list[dict[str, Any]] = []  # by which gradients were clipped, since then
         self._zeroed: dict[int, int] = {}  # ids of optimizers → losses before their `zero_grad`
+        self._clips = 0  # in a row that found no gradient
+        self._new = 0  # optimizers in a row that made a single step
         self._scaled: tuple[Any, Any] | None = None  # the last scaled loss, weak, and the loss
         self._is_scaled = False  # whether gradients have the scale of a GradScaler
         self.notes: dict[str, str] = {}  # for rules that need more than one model
+        self._told: dict[str, set[str]] = {}  # those that one of the models has reported
         self._copies: dict[int, _Copy] = {}  # of trained models, by id
         self._alternate = False  # whether a model was trained again after the next had begun
         self.models: list[TrainedModel] = []
@@ -385,6 +390,13 @@ class TrainedModels:
 
     def _on_norm(self, _: None, parameters: Any, limit: Any, norm: Any, *args: Any) -> None:
         """Note by which norm gradients are clipped, for a comparison of ranks."""
+        if type(norm) is torch.Tensor and norm.is_cpu:
+            self._clips = self._clips + 1 if not self._losses and norm == 0.0 else 0
+            if self._clips == 3:
+                self.notes["clipping"] = (
+                    "clip_grad_norm_() is called when there are no gradients, after zero_grad(): "
+                    "call it between backward() and step()"
+                )
         if rank_and_world_size()[1] > 1 and type(norm) is torch.Tensor:  # of DTensors it is right
             self._norms.append({"clip_norm": _number(norm), "clip_limit": limit})
 
@@ -467,6 +479,13 @@ class TrainedModels:
                 kept = [o for o in model.optimizers if new.isdisjoint(map(id, parameters_of(o)))]
                 keys, optimizers = keys | model.keys, [*kept, *optimizers]
                 name, again = model.name, True
+                once = model.steps == 1 and any(each.state for each in model.optimizers)
+                self._new = self._new + 1 if once else 0
+                if self._new == 5:
+                    self.notes["new_optimizer"] = (
+                        "the optimizer is created anew for each step, so it forgets its momentum "
+                        "and averages: create it once, before the loop"
+                    )
                 self._end(model)
             elif model.steps and model.last <= born and not self._alternate:
                 self._end(model)  # such as the last fold: a tracker keeps its model alive
@@ -492,7 +511,7 @@ class TrainedModels:
         self.models.append(TrainedModel(tracker, keys, optimizers))
         for listener in tracker._observer.listeners:
             if isinstance(listener, StepMonitor):
-                listener.notes = self.notes
+                listener.notes, listener.told = self.notes, self._told
         self._model_of.update((id(each), self.models[-1]) for each in optimizers)
         if self._show is not None and rank_and_world_size()[0] == 0:
             self.models[-1].title = ", ".join(type(each).__name__ for each in models)

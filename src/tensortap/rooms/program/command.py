@@ -1,4 +1,4 @@
-"""`tensortap run` and `tensortap check`: what is wrong with a training, and what to do about it."""
+"""`tensortap run`: track a program, and print what is wrong with its training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +14,11 @@ import typer
 
 from tensortap.cli.terminal import json_option, message, print_json
 from tensortap.core.errors import TensortapError
+from tensortap.rooms.health.check import FIELDS, print_rules
+from tensortap.rooms.track.budget import parse_budget
 
 if TYPE_CHECKING:
-    from tensortap.rooms.health.report import RuleHealth
-    from tensortap.rooms.health.torch.finding import TrainedModel, TrainedModels
-
-_FIELDS = "rule, state, looks_for, remedy, alerts, name, kind, step, rank, message"
+    from tensortap.rooms.program.torch.finding import TrainedModels
 
 
 def run(
@@ -29,12 +27,17 @@ def run(
     ),
     module: bool = typer.Option(False, "-m", help="Run a module, as python -m does."),
     folder: Path = typer.Option(Path("runs"), "--to", help="Folder for the run."),
-    every: int = typer.Option(1, help="Track each n-th step."),
+    every: int | None = typer.Option(None, help="Track everything in each n-th step; no budget."),
+    budget: str = typer.Option("", help="Share of the time that tracking may take; default: 5%."),
+    idle: bool = typer.Option(
+        False, "--idle", help="Be ready for tensortap probe, record nothing."
+    ),
     analyses: bool = typer.Option(False, help="Compute norms, updates and more in these steps."),
     show_all: bool = typer.Option(False, "--all", help="Name all rules at the end."),
     view: bool = typer.Option(False, "--view", help="Open the page while the program trains."),
+    line: bool = typer.Option(True, "--progress/--no-progress", help="Show a line of progress."),
     as_json: bool = json_option(
-        f"run, exit_code, not_seen, rules ({_FIELDS}); the program prints to stderr"
+        f"run, exit_code, not_seen, rules ({FIELDS}); the program prints to stderr"
     ),
 ) -> None:
     """Run a training program and track the models that torch optimizers train, with all rules.
@@ -43,25 +46,34 @@ def run(
     of the program. With several processes: torchrun … -m tensortap run train.py
     """
     from tensortap.core.ranks import rank_and_world_size
-    from tensortap.rooms.health.program import run_program
+    from tensortap.rooms.program.program import run_program
+    from tensortap.rooms.program.progress import Progress
     from tensortap.runs.init import init
 
     if not module and not Path(program[0]).is_file():
         raise TensortapError(f"no file {program[0]}; -m runs a module")
-    if every < 1:
+    if every is not None and every < 1:
         raise TensortapError(f"--every must be at least 1, got {every}")
-    progress = _Progress()
-    options: dict[str, Any] = {"alerts": True, "every": every, "shows": progress}
+    if (every is not None) + bool(budget) + idle > 1:
+        raise TensortapError("choose one of --every, --budget and --idle")
+    chosen = budget or os.environ.get("TENSORTAP_BUDGET") or "5%"
+    parse_budget(chosen)  # raises if it is none
+    progress = Progress(line)
+    options: dict[str, Any] = {"alerts": not idle, "shows": progress}
+    options |= {"every": 0 if idle else every or 1, "budget": False if idle or every else chosen}
     options |= {"analyses": True} if analyses else {}
     process, path = os.getpid(), init(folder.absolute())
     page = None
     if view and rank_and_world_size()[0] == 0:
         words = "-m", "tensortap", "view", str(path)
         page = subprocess.Popen([sys.executable, *words], stdout=2)  # stdout is the program's
-    with _kept_stdout() if as_json else contextlib.nullcontext():
-        code, found = run_program(program, path, module=module, options=options)
-    if os.getpid() == process:  # not in a fork that ends as a program does
-        progress.end()
+    try:
+        with _kept_stdout() if as_json else contextlib.nullcontext():
+            code, found = run_program(program, path, module=module, options=options)
+    finally:
+        if os.getpid() == process:  # not in a fork that ends as a program does
+            progress.end()
+    if os.getpid() == process:
         if page is not None:
             page.terminate()
         try:
@@ -77,50 +89,6 @@ def run(
         except Exception:  # the program has closed it: Python would exit with 120
             sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     raise typer.Exit(code)
-
-
-class _Progress:
-    """Says which model is tracked, and shows step and loss in the title of the terminal.
-
-    A title never mixes with what the program prints; a line would: programs, and the processes that
-    they start, write to the terminal without asking anybody.
-    """
-
-    def __init__(self) -> None:
-        self._next = 0.0
-        self._said = False
-
-    def __call__(self, model: TrainedModel) -> None:
-        tracker = model.tracker
-        if tracker is None:
-            return
-        if not self._said:
-            self._said = True
-            every = tracker._observer.options.every
-            steps = "every step" if every == 1 else f"each {every}th step"
-            place = "" if tracker.path is None else f" into {tracker.path}"
-            rules = len(tracker._observer.rules)
-            message(f"tracks {model.title} in {steps} with {rules} rules{place}")
-        elif time.monotonic() >= self._next:
-            alerts = len(tracker.alerts)
-            shown = f"step {model.steps} · loss {model.loss:.4g} · {model.speed:.3g} steps/s"
-            shown += f" · {alerts} alerts" if alerts else ""
-            saved = "" if self._next else "\x1b[22;2t"  # the title before it, for the end
-            self._next = time.monotonic() + 0.25
-            _to_terminal(f"{saved}\x1b]2;{shown}\x07")
-
-    def end(self) -> None:
-        """Put the title back."""
-        if self._next:
-            _to_terminal("\x1b]2;\x07\x1b[23;2t")  # empty where a terminal saves none
-
-
-def _to_terminal(sequence: str) -> None:
-    """Write a control sequence, if stderr is a terminal that understands it."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed by the program
-        if sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "linux"):
-            sys.stderr.write(sequence)
-            sys.stderr.flush()
 
 
 @contextlib.contextmanager
@@ -166,7 +134,7 @@ def _report(path: Path, found: TrainedModels | None, show_all: bool) -> None:
         rows = health_of(table, reader)
         stepped = by_others or any(model.steps for model in (found.models if found else ()))
         if stepped or any(row.alerts for row in rows):
-            _print(str(path), rows, stderr=True, show_all=show_all)
+            print_rules(str(path), rows, stderr=True, show_all=show_all)
             message(f"tensortap view {path}")
 
 
@@ -190,46 +158,9 @@ def could_not_look(found: TrainedModels | None) -> Iterator[str]:
     if found.untracked:
         yield f"{found.untracked} further models were not tracked: too many are trained at a time"
     for model in found.models:
+        if model.waiting:
+            yield f"{model.waiting} names had no turn within the budget; --every 1 looks at all"
         if not model.steps:
             yield "no step of an optimizer was seen, so rules over steps could not look"
         elif not model.losses:
             yield "no loss was seen: backward() was called on no tensor with one value"
-
-
-def check(
-    run: str = typer.Argument(..., help="Folder or URL of a run, or host:port of a live session."),
-    as_json: bool = json_option(f"a list of {_FIELDS}"),
-    show_all: bool = typer.Option(False, "--all", help="Name all rules."),
-) -> None:
-    """Show what each rule has found in a run, where, since when, and what to do.
-
-    Exit with 1 if something is wrong; hints do not count. A run that was tracked without alerts
-    is checked now, as far as its statistics tell.
-    """
-    from tensortap.api.open import open as open_run
-    from tensortap.rooms.health.report import health_of
-    from tensortap.table.table import table_of
-
-    reader = open_run(run).reader
-    rows = health_of(table_of(reader), reader, compute=True)
-    if as_json:
-        print_json(rows)
-    else:
-        _print(run, rows, show_all=show_all)
-    raise typer.Exit(int(any(row.state == "problem" for row in rows)))
-
-
-def _print(
-    title: str, rows: list[RuleHealth], *, stderr: bool = False, show_all: bool = False
-) -> None:
-    from rich.console import Console
-
-    from tensortap.rooms.health.report import health_text, summary_of
-
-    head = f"{title}: {summary_of(rows)}"
-    console = Console(stderr=stderr)
-    if stderr:
-        message(head)
-    else:
-        console.print(head, soft_wrap=True, highlight=False, markup=False)
-    console.print(health_text(rows, all_rules=show_all), soft_wrap=True, end="")

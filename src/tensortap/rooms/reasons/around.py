@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,30 @@ from numpy.typing import NDArray
 
 from tensortap.core.errors import TensortapError
 from tensortap.core.record import Kind
-from tensortap.rooms.compare.compared_run import RecordPart
+from tensortap.rooms.compare.compared_run import RecordPart, whole
 from tensortap.rooms.compare.matching import Choice, ChosenRecords
 from tensortap.rooms.compare.pairs import Sides
 from tensortap.rooms.compare.plan import RecordPair
 from tensortap.rooms.compare.tasks import records_of_run
+from tensortap.rooms.reasons.explain import explain
+from tensortap.runs.assemble import Disagreement
 from tensortap.values.view import array_of
 
 _MOST = 200  # tensors of a step that are looked at
+
+
+def reasons(sides: Sides, item: RecordPair, renames: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Return why two records, or tensors assembled from shards, differ."""
+    a = b = None
+    try:
+        if all(part.has_value for part in (*item.a, *item.b)):
+            a, b = whole(sides[0], item.a), whole(sides[1], item.b)
+    except (Disagreement, TensortapError):
+        return ()
+    is_whole = len(item.a) == len(item.b) == 1 and item.key.rank >= 0
+    around = Around(sides, item, tuple(renames)) if is_whole else None
+    atol, rtol, *_ = item.tolerance
+    return explain(a, b, atol=atol, rtol=rtol, around=around)
 
 
 class Around:

@@ -22,7 +22,7 @@ from tensortap.stats.conversion import as_float64, complex_part, is_number
 from tensortap.values.view import array_of
 
 if TYPE_CHECKING:
-    from tensortap.rooms.compare.around import Around
+    from tensortap.rooms.reasons.around import Around
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -35,16 +35,6 @@ _ROUNDED = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _SIDES = ((0, "a", "b"), (1, "b", "a"))
 
 
-class Explanation(NamedTuple):
-    """A hypothesis that holds."""
-
-    kind: str
-    text: str  # in words: "a is b with its axes in the order (1, 0)"
-
-    def __str__(self) -> str:
-        return self.text
-
-
 class Case(NamedTuple):
     """Two tensors that differ."""
 
@@ -55,18 +45,18 @@ class Case(NamedTuple):
 
 def explain(
     a: Any, b: Any, *, atol: float = 1e-8, rtol: float = 1e-5, around: Around | None = None
-) -> tuple[Explanation, ...]:
+) -> tuple[str, ...]:
     """Return all simple reasons that explain why two tensors differ.
 
     `around` has other records of both runs, which are reasons, too.
 
     >>> import numpy as np
     >>> x = np.random.default_rng(0).standard_normal((4, 8))
-    >>> [str(found) for found in explain(x, x / 8)]
-    ['a is 8 times b']
+    >>> explain(x, x / 8)
+    ('a is 8 times b',)
     """
     x, y = array_of(a), array_of(b)
-    found: list[Explanation] = []
+    found: list[str] = []
     with np.errstate(all="ignore"):
         if x is not None and y is not None and _fit(x) and _fit(y):
             # relative to their own precision: a factor of three rounds in bfloat16
@@ -159,32 +149,32 @@ def _holds(
 # ---- hypotheses about two values ----
 
 
-def _zero(case: Case) -> Iterator[Explanation]:
+def _zero(case: Case) -> Iterator[str]:
     some = [any(bool((as_float64(p) != 0).any()) for (p,) in _chunks(each)) for each in case[:2]]
     if some[0] != some[1]:
-        yield Explanation("zero", f"{'b' if some[0] else 'a'} is all zeros")
+        yield f"{'b' if some[0] else 'a'} is all zeros"
 
 
-def _factor(case: Case) -> Iterator[Explanation]:
+def _factor(case: Case) -> Iterator[str]:
     one, other = _sampled(case.a, case.b)
     ratios = (one / other)[(other != 0) & np.isfinite(one / other)]
     factor = _simple(float(np.median(ratios)), case.near) if ratios.size else 0.0
     if factor in (0.0, 1.0) or not _holds(case, lambda values: factor * values):
         return
     if factor == -1.0:
-        yield Explanation("sign", "a is b with its sign flipped")
+        yield "a is b with its sign flipped"
     else:
-        yield Explanation("factor", f"a is {_spelled(factor)} times b")
+        yield f"a is {_spelled(factor)} times b"
 
 
-def _plus(case: Case) -> Iterator[Explanation]:
+def _plus(case: Case) -> Iterator[str]:
     one, other = _sampled(case.a, case.b)
     gaps = (one - other)[np.isfinite(one - other)]
     constant = float(np.median(gaps)) if gaps.size else 0.0
     # what is added is rounded to the precision of the sum
     atol = case.near * abs(constant)
     if constant and _holds(case, lambda values: values + constant, atol):
-        yield Explanation("constant", f"a is b plus {constant:.6g}")
+        yield f"a is b plus {constant:.6g}"
 
 
 def _simple(factor: float, rtol: float) -> float:
@@ -210,7 +200,7 @@ def _spelled(factor: float) -> str:
     return f"{factor:.6g}"
 
 
-def _transposed(case: Case) -> Iterator[Explanation]:
+def _transposed(case: Case) -> Iterator[str]:
     x, y, rtol = case
     if not 2 <= x.ndim <= 4 or x.ndim != y.ndim or sorted(x.shape) != sorted(y.shape):
         return
@@ -229,11 +219,11 @@ def _transposed(case: Case) -> Iterator[Explanation]:
         if _is_evident(one, other, same, rtol) and not (
             compare_arrays(x, turned, **rules).mismatches
         ):
-            yield Explanation("transposed", f"a is b with its axes in the order {axes}")
+            yield f"a is b with its axes in the order {axes}"
             return
 
 
-def _rounded(case: Case) -> Iterator[Explanation]:
+def _rounded(case: Case) -> Iterator[str]:
     if is_whole(case.a.dtype) or is_whole(case.b.dtype):
         return
     for side, own, of in _SIDES:
@@ -244,7 +234,7 @@ def _rounded(case: Case) -> Iterator[Explanation]:
             and _is_rounded(one, other, numpy_dtype(name))
         ]  # fmt: skip
         if fits:
-            yield Explanation("rounded", f"{own} is {of} rounded to {' or '.join(fits)}")
+            yield f"{own} is {of} rounded to {' or '.join(fits)}"
 
 
 def _is_rounded(one: Array, other: Array, dtype: np.dtype[Any]) -> bool:
@@ -282,7 +272,7 @@ _ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
 }
 
 
-def _activation(case: Case, around: Around) -> Iterator[Explanation]:
+def _activation(case: Case, around: Around) -> Iterator[str]:
     for value in around.inputs():
         x, *both = _sampled(value, case.a, case.b)
         names = [
@@ -291,11 +281,11 @@ def _activation(case: Case, around: Around) -> Iterator[Explanation]:
             for each in both
         ]  # fmt: skip
         if all(names) and names[0] != names[1] and np.unique(x).size > 8:
-            yield Explanation("activation", f"a is {names[0]} of its input, b is {names[1]}")
+            yield f"a is {names[0]} of its input, b is {names[1]}"
             return
 
 
-def _epsilon(case: Case, around: Around) -> Iterator[Explanation]:
+def _epsilon(case: Case, around: Around) -> Iterator[str]:
     """Tell whether a norm differs in its epsilon.
 
     Normalized values have the mean square v / (v + eps), where v is the variance of the input: a
@@ -324,27 +314,25 @@ def _epsilon(case: Case, around: Around) -> Iterator[Explanation]:
             and _close(x, scale * y, near, near).all()
             and np.abs(ratio / middle - 1).max() < 0.1
         ):  # fmt: skip
-            yield Explanation("epsilon", f"a is b with an epsilon {middle:.3g} times as large")
+            yield f"a is b with an epsilon {middle:.3g} times as large"
             return
 
 
 # ---- hypotheses about other records, also of runs that have only statistics ----
 
 
-def _other_tensor(around: Around) -> Iterator[Explanation]:
+def _other_tensor(around: Around) -> Iterator[str]:
     for side, own, other in _SIDES:
         name = around.equal_to(side)
         if name:
-            yield Explanation("other", f"{own} equals {name} of {other}")
+            yield f"{own} equals {name} of {other}"
 
 
-def _stale(around: Around) -> Iterator[Explanation]:
+def _stale(around: Around) -> Iterator[str]:
     since = [around.unchanged_since(side) for side in (0, 1)]
     for side, own, other in _SIDES:
         if since[side] is not None and around.has_changed(1 - side):
-            yield Explanation(
-                "stale", f"{own} has not changed since step {since[side]}, {other} has"
-            )
+            yield f"{own} has not changed since step {since[side]}, {other} has"
 
 
 OF_VALUES = (_zero, _factor, _plus, _transposed, _rounded)

@@ -1,0 +1,1 @@
+"""Program: `tensortap run`, which tracks a training program without a change to it."""

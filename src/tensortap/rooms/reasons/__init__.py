@@ -1,0 +1,1 @@
+"""Reasons: simple explanations why two tensors differ."""

@@ -1,0 +1,1 @@
+"""Top: a live session in the terminal."""
