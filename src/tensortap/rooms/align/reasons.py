@@ -72,9 +72,11 @@ def _weights(digest: Digest) -> list[str]:
 
 def _positions(found: Alignment) -> Iterator[Reason]:
     """Compare the positions that both runs were given."""
+    assert found.runs is not None
+    a, b = (run.table for run in found.runs)
+    if not all((table.position >= 0).any() for table in (a, b)):
+        return
     for each in found.names:
-        assert found.runs is not None
-        a, b = (run.table for run in found.runs)
         known = (a.position[each.entry_a] >= 0) & (b.position[each.entry_b] >= 0)
         if not known.any():
             continue
