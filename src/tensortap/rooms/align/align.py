@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -70,11 +71,11 @@ def align(
     matches = _Matches(left, right, names or {})
     found = list(matches)
     epsilon = max(_epsilon(run) for run in (left, right))
-    if noise is None:
-        tolerances = {each.name: _tolerance(each, epsilon) for each in found}
-    else:
-        tolerances = _noise_of(left, read_tokens(noise), found, epsilon)
-    judged = [_judged(each, tolerances[each.name]) for each in found]
+    reruns = {} if noise is None else _noise_of(left, read_tokens(noise))
+    judged = [
+        _judged(each, reruns.get((each.name, each.kind)) or _tolerance(each, epsilon))
+        for each in found
+    ]
     logprobs = next((each for each in judged if each.kind == LOGPROBS), None)
     result = Alignment(
         left.path, right.path, *matches.count(found), _verdict(judged), tuple(judged),
@@ -85,7 +86,7 @@ def align(
         return result
     from tensortap.rooms.align.reasons import find_reasons
 
-    return result.explained(tuple(find_reasons(result, model)))
+    return dataclasses.replace(result, reasons=tuple(find_reasons(result, model)))
 
 
 # -- matching ------------------------------------------------------------------------------
@@ -128,7 +129,7 @@ class _Matches:
         # names mostly share their entries, and so these rows
         self._rows: dict[tuple[int, int, bool], _MatchedRows] = {}
 
-    def __iter__(self) -> Iterator[_Compared]:
+    def __iter__(self) -> Iterator[NameDifference]:
         for name, name_b in self._pairs:
             x, y = self._a.names[name], self._b.names[name_b]
             kind = _kind(name, x, y)
@@ -149,7 +150,7 @@ class _Matches:
         others = first[1][self._codes[0][a[rows]]]
         return _MatchedRows(rows, others, a[rows], b[others])
 
-    def count(self, found: Sequence[_Compared]) -> tuple[int, int, int]:
+    def count(self, found: Sequence[NameDifference]) -> tuple[int, int, int]:
         """Return the number of contexts in A, in B, and of those that were compared."""
         entries = {id(each.entry_a): each.entry_a for each in found}
         groups = *([each] for each in self._codes), [self._codes[0][e] for e in entries.values()]
@@ -183,30 +184,23 @@ def at_step(
 # -- differences ---------------------------------------------------------------------------
 
 
-class _Compared(NamedTuple):
-    """The rows of one name that both runs have, and how far apart they are."""
-
-    name: str
-    name_b: str
-    kind: str
-    type: str
-    entry_a: Integers
-    entry_b: Integers
-    a: NDArray[Any]
-    b: NDArray[Any]
-    difference: Floats
-
-
 def _compared(
     name: str, name_b: str, kind: str, x: TokenRows, y: TokenRows, rows: _MatchedRows
-) -> _Compared:
+) -> NameDifference:
     if x.value.shape[1:] != y.value.shape[1:]:
         shapes = f"{x.value.shape[1:]} and {y.value.shape[1:]}"
         raise TensortapError(f"{name!r}: rows have the shapes {shapes}: pass names={{…}}")
     left, right = x.value.take(rows.a, axis=0), y.value.take(rows.b, axis=0)
     difference = _DIFFERENCES[kind](left, right, name.endswith(BY_TOKEN))
-    entries = rows.entry_a, rows.entry_b
-    return _Compared(name, name_b, kind, x.type or y.type, *entries, left, right, difference)
+    size = np.abs(difference)
+    size[np.isnan(size)] = np.inf
+    plain, plain_b = name.removesuffix(BY_TOKEN), name_b.removesuffix(BY_TOKEN)
+    mean, share = (float(z.mean()) if len(size) else 0.0 for z in (size, size > 0))
+    return NameDifference(
+        plain, plain_b, kind, x.type or y.type, len(size), mean, float(size.max(initial=0.0)),
+        tuple(_quantile(size, q) for q in _QUANTILES), share, NONE, 0.0, rows.entry_a,
+        rows.entry_b, left, right, difference,
+    )  # fmt: skip
 
 
 def _kind(name: str, a: TokenRows, b: TokenRows) -> str:
@@ -275,7 +269,7 @@ class _Tolerance(NamedTuple):
     largest: float
 
 
-def _tolerance(each: _Compared, epsilon: float) -> _Tolerance:
+def _tolerance(each: NameDifference, epsilon: float) -> _Tolerance:
     if each.kind == EXPERTS:
         return _Tolerance(0.0, 0.0 if epsilon < 1e-6 else 1.0)
     scale = 1.0
@@ -285,40 +279,27 @@ def _tolerance(each: _Compared, epsilon: float) -> _Tolerance:
     return _Tolerance(_USUAL * epsilon * scale, _LARGEST * epsilon * scale)
 
 
-def _noise_of(
-    a: TokenRun, noise: TokenRun, found: list[_Compared], epsilon: float
-) -> dict[str, _Tolerance]:
-    """Return how far a rerun is from `a`, name by name; of other names, what their dtype gives."""
-    tolerances = {each.name: _tolerance(each, epsilon) for each in found}
+def _noise_of(a: TokenRun, noise: TokenRun) -> dict[tuple[str, str], _Tolerance]:
+    """Return how far a rerun is from `a`, by name and kind."""
+    tolerances = {}
     for each in _Matches(a, noise, {}):
-        if each.name in tolerances and len(each.difference):
-            size = np.abs(each.difference)
-            least = 2.0**-23 if each.kind != EXPERTS else 0.0
-            usual = max(float(np.median(size)), float(np.quantile(size, 0.9)) / 2, least)
-            most = max(float(size.max()), 2 * usual)
-            tolerances[each.name] = _Tolerance(_NOISE * usual, _NOISE * most)
+        least = 2.0**-23 if each.kind != EXPERTS else 0.0
+        usual = max(each.quantiles[0], each.quantiles[1] / 2, least)
+        largest = max(each.largest, 2 * usual)
+        if each.rows:
+            tolerances[each.name, each.kind] = _Tolerance(_NOISE * usual, _NOISE * largest)
     return tolerances
 
 
-def _judged(each: _Compared, tolerance: _Tolerance) -> NameDifference:
-    size = np.abs(each.difference)
-    size[np.isnan(size)] = np.inf
-    quantiles = tuple(_quantile(size, q) for q in _QUANTILES)
-    largest = float(size.max(initial=0.0))
-    if not len(size):
+def _judged(each: NameDifference, tolerance: _Tolerance) -> NameDifference:
+    verdict = DIFFER
+    if not each.rows:
         verdict = NONE
-    elif largest == 0:
+    elif each.largest == 0:
         verdict = AGREE
-    elif quantiles[0] <= tolerance.usual and largest <= tolerance.largest:
+    elif each.quantiles[0] <= tolerance.usual and each.largest <= tolerance.largest:
         verdict = ROUNDING
-    else:
-        verdict = DIFFER
-    return NameDifference(
-        each.name.removesuffix(BY_TOKEN), each.name_b.removesuffix(BY_TOKEN), each.kind, each.type,
-        len(size), float(np.mean(size)) if len(size) else 0.0, largest, quantiles,
-        float((size > 0).mean()) if len(size) else 0.0, verdict, tolerance.usual, each.entry_a,
-        each.entry_b, each.a, each.b, each.difference,
-    )  # fmt: skip
+    return dataclasses.replace(each, verdict=verdict, tolerance=tolerance.usual)
 
 
 def _quantile(size: Floats, q: float) -> float:
