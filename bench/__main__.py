@@ -21,7 +21,7 @@ MODULES = (
     "bench.live", "bench.load", "bench.runs", "bench.stats", "bench.track", "bench.budgets",
     "bench.compiled",
     "bench.compiled_ways", "bench.track_jax", "bench.compare",
-    "bench.compare_runs", "bench.films",
+    "bench.compare_runs", "bench.align", "bench.films",
     "bench.trace", "bench.trace_hdf5", "bench.watch", "bench.ops", "bench.scale", "bench.programs",
     "bench.connections",
     "bench.peers.live", "bench.peers.storing", "bench.peers.tracking", "bench.peers.comparing",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import numpy as np
 import pytest
 import torch
 
@@ -148,3 +149,20 @@ def test_earlier_weights_are_named(tmp_path, layout):
     found = tap.align(first, second)
     assert found.reason == WEIGHTS, found
     assert "1 steps before" in found.reasons[0].evidence
+
+
+def test_digests_of_an_earlier_version_are_named(tmp_path):
+    """Both programs record digests of their weights; those of B are one version late."""
+    runs = []
+    for side, late in (("a", 0), ("b", 1)):
+        runs.append(tap.init(tmp_path / side))
+        for version in range(3):
+            weights = {"w": np.arange(4.0) + max(version - late, 0)}
+            tap.digest(weights).record("policy", version=version)
+        tap.catch(np.arange(8.0) + late, "values", tokens=np.arange(8))
+        tap.finish()
+    found = tap.align(*runs)
+    assert found.reason == WEIGHTS
+    evidence = "by digests B has version 1 of 'policy'; A has 2"
+    assert [each.evidence for each in found.reasons] == [evidence]
+    assert not tap.align(runs[0], runs[0]).reasons

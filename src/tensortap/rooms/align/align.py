@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import xxhash
 
 from tensortap.core.arguments import checked
 from tensortap.core.errors import TensortapError
@@ -68,28 +68,25 @@ def align(
     they are called in `b`. The result is true if nothing but rounding differs.
     """
     left, right = read_tokens(a), read_tokens(b)
-    pairs = _pairs(left, right, names or {})
-    found = [_compared(left, right, *pair) for pair in _Matches(left, right, pairs)]
+    matches = _Matches(left, right, names or {})
+    found = list(matches)
     epsilon = max(_epsilon(run) for run in (left, right))
-    if noise is None:
-        tolerances = {each.name: _tolerance(each, epsilon) for each in found}
-    else:
-        tolerances = _noise_of(left, read_tokens(noise), found, epsilon)
-    judged = [_judged(each, tolerances[each.name]) for each in found]
-    keys = keys_of(left, right)
-    matched = np.unique(np.concatenate([keys[0][each.entry_a] for each in found] or [keys[0][:0]]))
+    reruns = {} if noise is None else _noise_of(left, read_tokens(noise))
+    judged = [
+        _judged(each, reruns.get((each.name, each.kind)) or _tolerance(each, epsilon))
+        for each in found
+    ]
     logprobs = next((each for each in judged if each.kind == LOGPROBS), None)
     result = Alignment(
-        left.path, right.path, len(np.unique(keys[0])), len(np.unique(keys[1])), len(matched),
-        _verdict(judged), tuple(judged), _logprobs(logprobs), _first(judged),
-        worst=_worst(logprobs, left, decoder), unknown=left.unknown + right.unknown,
-        runs=(left, right),
+        left.path, right.path, *matches.count(found), _verdict(judged), tuple(judged),
+        _logprobs(logprobs), _first(judged), worst=_worst(logprobs, left, decoder),
+        unknown=left.unknown + right.unknown, runs=(left, right),
     )  # fmt: skip
     if result.verdict != DIFFER:
         return result
     from tensortap.rooms.align.reasons import find_reasons
 
-    return result.explained(tuple(find_reasons(result, model)))
+    return dataclasses.replace(result, reasons=tuple(find_reasons(result, model)))
 
 
 # -- matching ------------------------------------------------------------------------------
@@ -106,34 +103,64 @@ def _pairs(a: TokenRun, b: TokenRun, names: Mapping[str, str]) -> list[tuple[str
     return [(x, y) for x, y in pairs if y in b.names]
 
 
+class _MatchedRows(NamedTuple):
+    """Rows of a name in both runs that belong together, in the order of A, and their entries."""
+
+    a: Integers
+    b: Integers
+    entry_a: Integers
+    entry_b: Integers
+
+
 class _Matches:
     """The rows of pairs of names that are about the same context, and the same training step."""
 
-    def __init__(self, a: TokenRun, b: TokenRun, pairs: list[tuple[str, str]]) -> None:
-        self._a, self._b, self._pairs = a, b, pairs
-        keys_a, keys_b = keys_of(a, b)
-        _, codes = np.unique(np.concatenate([keys_a, keys_b]), return_inverse=True)
-        self._codes = np.split(codes, [len(keys_a)])
-        self._count = int(codes.max(initial=-1)) + 1
-        self._rows: dict[tuple[int, int], tuple[Integers, Integers]] = {}
+    def __init__(self, a: TokenRun, b: TokenRun, names: Mapping[str, str]) -> None:
+        self._a, self._b, self._pairs = a, b, _pairs(a, b, names)
+        keys = np.concatenate(keys_of(a, b))
+        order = np.argsort(keys)
+        ordered = keys[order]
+        is_new = np.ones(len(keys), np.bool_)
+        is_new[1:] = ordered[1:] != ordered[:-1]
+        codes = np.empty(len(keys), np.int64)
+        codes[order] = np.cumsum(is_new) - 1
+        self._codes = np.split(codes, [len(a.table.identity)])  # equal keys have one number
+        self._count = int(is_new.sum())
+        # names mostly share their entries, and so these rows
+        self._rows: dict[tuple[int, int, bool], _MatchedRows] = {}
 
-    def __iter__(self) -> Any:
-        for x, y in self._pairs:
-            yield x, y, *self.rows(self._a.names[x].entry, self._b.names[y].entry)
+    def __iter__(self) -> Iterator[NameDifference]:
+        for name, name_b in self._pairs:
+            x, y = self._a.names[name], self._b.names[name_b]
+            kind = _kind(name, x, y)
+            key = id(x.entry), id(y.entry), kind == LOGPROBS
+            if key not in self._rows:
+                self._rows[key] = self._matched(x.entry, y.entry, kind == LOGPROBS)
+            yield _compared(name, name_b, kind, x, y, self._rows[key])
 
-    def rows(self, a: Integers, b: Integers) -> tuple[Integers, Integers]:
-        """Return the rows of both names that belong together; names mostly have equal entries."""
-        key = xxhash.xxh3_64_intdigest(a.tobytes()), xxhash.xxh3_64_intdigest(b.tobytes())
-        if key not in self._rows:
-            first = [np.full(self._count, -1, np.int64) for _ in range(2)]
-            for slots, entry, codes in zip(first, (a, b), self._codes, strict=True):
-                # of a repeated prompt the first one counts
-                slots[codes[entry[::-1]]] = np.arange(len(entry))[::-1]
-            both = np.flatnonzero((first[0] >= 0) & (first[1] >= 0))
-            rows = first[0][both], first[1][both]
-            order = np.argsort(rows[0])
-            self._rows[key] = rows[0][order], rows[1][order]
-        return self._rows[key]
+    def _matched(self, a: Integers, b: Integers, drawn: bool) -> _MatchedRows:
+        first = [np.full(self._count, -1, np.int64) for _ in range(2)]
+        for slots, entry, codes in zip(first, (a, b), self._codes, strict=True):
+            # of a repeated prompt the first one counts
+            slots[codes[entry[::-1]]] = np.arange(len(entry))[::-1]
+        rows = first[0][(first[0] >= 0) & (first[1] >= 0)]
+        rows.sort()
+        if drawn:  # there is nothing from which the first token of a sequence was drawn
+            rows = rows[self._a.table.place[a[rows]] > 0]
+        others = first[1][self._codes[0][a[rows]]]
+        return _MatchedRows(rows, others, a[rows], b[others])
+
+    def count(self, found: Sequence[NameDifference]) -> tuple[int, int, int]:
+        """Return the number of contexts in A, in B, and of those that were compared."""
+        entries = {id(each.entry_a): each.entry_a for each in found}
+        groups = *([each] for each in self._codes), [self._codes[0][e] for e in entries.values()]
+        counts = []
+        for group in groups:
+            seen = np.zeros(self._count, np.bool_)
+            for codes in group:
+                seen[codes] = True
+            counts.append(int(seen.sum()))
+        return counts[0], counts[1], counts[2]
 
 
 def keys_of(a: TokenRun, b: TokenRun) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
@@ -157,43 +184,23 @@ def at_step(
 # -- differences ---------------------------------------------------------------------------
 
 
-class _Compared(NamedTuple):
-    """The rows of one name that both runs have, and how far apart they are."""
-
-    name: str
-    name_b: str
-    kind: str
-    type: str
-    entry_a: Integers
-    entry_b: Integers
-    a: NDArray[Any]
-    b: NDArray[Any]
-    difference: Floats
-
-
 def _compared(
-    a: TokenRun, b: TokenRun, name: str, name_b: str, rows_a: Integers, rows_b: Integers
-) -> _Compared:
-    x, y = a.names[name], b.names[name_b]
+    name: str, name_b: str, kind: str, x: TokenRows, y: TokenRows, rows: _MatchedRows
+) -> NameDifference:
     if x.value.shape[1:] != y.value.shape[1:]:
         shapes = f"{x.value.shape[1:]} and {y.value.shape[1:]}"
         raise TensortapError(f"{name!r}: rows have the shapes {shapes}: pass names={{…}}")
-    kind = _kind(name, x, y)
-    if kind == LOGPROBS:  # there is nothing from which the first token was drawn
-        drawn = a.table.place[x.entry[rows_a]] > 0
-        rows_a, rows_b = rows_a[drawn], rows_b[drawn]
-    left, right = _taken(x, rows_a), _taken(y, rows_b)
+    left, right = x.value.take(rows.a, axis=0), y.value.take(rows.b, axis=0)
     difference = _DIFFERENCES[kind](left, right, name.endswith(BY_TOKEN))
-    return _Compared(
-        name, name_b, kind, x.type or y.type, x.entry[rows_a], y.entry[rows_b], left, right,
-        difference,
+    size = np.abs(difference)
+    size[np.isnan(size)] = np.inf
+    plain, plain_b = name.removesuffix(BY_TOKEN), name_b.removesuffix(BY_TOKEN)
+    mean, share = (float(z.mean()) if len(size) else 0.0 for z in (size, size > 0))
+    return NameDifference(
+        plain, plain_b, kind, x.type or y.type, len(size), mean, float(size.max(initial=0.0)),
+        tuple(_quantile(size, q) for q in _QUANTILES), share, NONE, 0.0, rows.entry_a,
+        rows.entry_b, left, right, difference,
     )  # fmt: skip
-
-
-def _taken(rows: TokenRows, chosen: Integers) -> NDArray[Any]:
-    if len(chosen) == len(rows.value) and bool((np.diff(chosen) == 1).all()):
-        return rows.value
-    return rows.value[chosen]
 
 
 def _kind(name: str, a: TokenRows, b: TokenRows) -> str:
@@ -215,7 +222,7 @@ def _of_numbers(a: NDArray[Any], b: NDArray[Any], _: bool) -> Floats:
     with np.errstate(invalid="ignore", divide="ignore"):
         found = np.abs(y - x) / np.maximum(np.abs(x), np.abs(y))
     found[x == y] = 0.0
-    return np.asarray(found, np.float64)
+    return np.asarray(found)
 
 
 def _of_hidden(a: NDArray[Any], b: NDArray[Any], is_sketch: bool) -> Floats:
@@ -262,7 +269,7 @@ class _Tolerance(NamedTuple):
     largest: float
 
 
-def _tolerance(each: _Compared, epsilon: float) -> _Tolerance:
+def _tolerance(each: NameDifference, epsilon: float) -> _Tolerance:
     if each.kind == EXPERTS:
         return _Tolerance(0.0, 0.0 if epsilon < 1e-6 else 1.0)
     scale = 1.0
@@ -272,42 +279,35 @@ def _tolerance(each: _Compared, epsilon: float) -> _Tolerance:
     return _Tolerance(_USUAL * epsilon * scale, _LARGEST * epsilon * scale)
 
 
-def _noise_of(
-    a: TokenRun, noise: TokenRun, found: list[_Compared], epsilon: float
-) -> dict[str, _Tolerance]:
-    """Return how far a rerun is from `a`, name by name; of other names, what their dtype gives."""
-    pairs = _pairs(a, noise, {})
-    tolerances = {each.name: _tolerance(each, epsilon) for each in found}
-    for pair in _Matches(a, noise, pairs):
-        each = _compared(a, noise, *pair)
-        if each.name in tolerances and len(each.difference):
-            size = np.abs(each.difference)
-            least = 2.0**-23 if each.kind != EXPERTS else 0.0
-            usual = max(float(np.median(size)), float(np.quantile(size, 0.9)) / 2, least)
-            most = max(float(size.max()), 2 * usual)
-            tolerances[each.name] = _Tolerance(_NOISE * usual, _NOISE * most)
+def _noise_of(a: TokenRun, noise: TokenRun) -> dict[tuple[str, str], _Tolerance]:
+    """Return how far a rerun is from `a`, by name and kind."""
+    tolerances = {}
+    for each in _Matches(a, noise, {}):
+        least = 2.0**-23 if each.kind != EXPERTS else 0.0
+        usual = max(each.quantiles[0], each.quantiles[1] / 2, least)
+        largest = max(each.largest, 2 * usual)
+        if each.rows:
+            tolerances[each.name, each.kind] = _Tolerance(_NOISE * usual, _NOISE * largest)
     return tolerances
 
 
-def _judged(each: _Compared, tolerance: _Tolerance) -> NameDifference:
-    size = np.abs(each.difference)
-    size = np.where(np.isnan(size), np.inf, size)
-    quantiles = tuple(float(q) for q in np.quantile(size, _QUANTILES)) if len(size) else (0.0,) * 3
-    largest = float(size.max(initial=0.0))
-    if not len(size):
+def _judged(each: NameDifference, tolerance: _Tolerance) -> NameDifference:
+    verdict = DIFFER
+    if not each.rows:
         verdict = NONE
-    elif largest == 0:
+    elif each.largest == 0:
         verdict = AGREE
-    elif quantiles[0] <= tolerance.usual and largest <= tolerance.largest:
+    elif each.quantiles[0] <= tolerance.usual and each.largest <= tolerance.largest:
         verdict = ROUNDING
-    else:
-        verdict = DIFFER
-    return NameDifference(
-        each.name.removesuffix(BY_TOKEN), each.name_b.removesuffix(BY_TOKEN), each.kind, each.type,
-        len(size), float(np.mean(size)) if len(size) else 0.0, largest, quantiles,
-        float((size > 0).mean()) if len(size) else 0.0, verdict, tolerance.usual, each.entry_a,
-        each.entry_b, each.a, each.b, each.difference,
-    )  # fmt: skip
+    return dataclasses.replace(each, verdict=verdict, tolerance=tolerance.usual)
+
+
+def _quantile(size: Floats, q: float) -> float:
+    """Return the element at a quantile, or the next larger one, in a quarter of NumPy's time."""
+    if not len(size):
+        return 0.0
+    rank = math.ceil(q * (len(size) - 1))
+    return float(np.partition(size, rank)[rank])
 
 
 def _verdict(judged: Sequence[NameDifference]) -> str:

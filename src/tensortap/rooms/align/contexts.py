@@ -16,9 +16,10 @@ import numpy as np
 
 from tensortap import values as frameworks
 from tensortap.core.errors import NotFound, TensortapError
-from tensortap.core.record import Kind, Record
+from tensortap.core.record import Kind
 from tensortap.rooms.align.tokens import STEPPED, TOKENS, rows_of
 from tensortap.runs.run_reader import RunReader
+from tensortap.values.view import array_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     Hashes = NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_COLUMNS = ["name", "kind", "step", "seq", "rank", "dtype", "shape", "tags", "value", "payloads",
-            "missing"]  # fmt: skip
+_COLUMNS = ["name", "step", "seq", "rank", "dtype", "kind", "tags", "value", "payloads", "missing"]
 BY_TOKEN = " by token"  # how names of rows end that `track(tokens=)` has made of a module's output
 
 
@@ -108,30 +108,21 @@ def read_tokens(source: Any) -> TokenRun:
             f"{path} has no tokens: tap.catch(value, name, tokens=ids) or "
             "tap.track(model, tokens='input_ids') records them"
         )
-    batches = [row.load() for row in described]
+    batches = [frameworks.rebuild(row.load()) for row in described]
     numbers = {(row.rank, row.seq): i for i, row in enumerate(described)}
     table, entries = _table(described, batches)
-    found: dict[str, list[TokenRows]] = {}
+    shared = _Entries(entries, [batch["tokens"].shape for batch in batches])
+    named: dict[str, list[tuple[_Row, int, NDArray[Any]]]] = {}
     unknown = 0
-    for row in rows:
-        if TOKENS not in row.tags:
-            continue
-        number = numbers.get((row.rank, int(row.tags[TOKENS])))
-        if number is None:
-            unknown += 1
-            continue
-        value = _array(row.load())
-        shape = batches[number]["tokens"].shape
-        dims, length = rows_of(value.shape, shape)
-        entry = entries[number].reshape(shape if len(shape) == 2 else (1, -1))
-        entry = entry[:, entry.shape[1] - length :].reshape(-1)
-        value = value.reshape(-1, *value.shape[dims:])
-        if (entry < 0).any():
-            value, entry = value[entry >= 0], entry[entry >= 0]
-        dtype = row.tags.get("dtype", row.dtype)
-        each = TokenRows(entry, value, dtype, row.tags.get("class", ""))
-        found.setdefault(row.name, []).append(each)
-    joined = {name: _joined(name, parts) for name, parts in found.items()}
+    for row in rows:  # in the order in which files hold them
+        if TOKENS in row.tags:
+            number = numbers.get((row.rank, int(row.tags[TOKENS])))
+            if number is None:
+                unknown += 1
+            else:
+                named.setdefault(row.name, []).append((row, number, _array(row.load())))
+    # the parts of a name are freed when they are joined
+    joined = {name: _joined(name, named.pop(name), shared) for name in list(named)}
     begins = np.empty(len(table.identity), np.int64)
     for entry in entries:
         kept = np.flatnonzero(entry >= 0)
@@ -152,16 +143,10 @@ class _Row(NamedTuple):
 def _rows(reader: Any) -> Iterator[_Row]:
     """Yield the records of tokens, and those that refer to them, in the order of capture."""
     for name in reader.names():
-        for record in reader.records(name):
-            if record.name == TOKENS or TOKENS in record.tags:
-                load = functools.partial(_loaded, reader, record)
-                yield _Row(
-                    name, record.step, record.seq, record.rank, record.dtype, record.tags, load
-                )
-
-
-def _loaded(reader: Any, record: Record) -> Any:
-    return frameworks.rebuild(reader.load(record).value)
+        for each in reader.records(name):
+            if each.name == TOKENS or TOKENS in each.tags:
+                load = functools.partial(lambda record: reader.load(record).value, each)
+                yield _Row(name, each.step, each.seq, each.rank, each.dtype, each.tags, load)
 
 
 def _stored_rows(reader: RunReader) -> Iterator[_Row]:
@@ -173,34 +158,54 @@ def _stored_rows(reader: RunReader) -> Iterator[_Row]:
     wanted = pc.and_(pc.or_(tagged, pc.equal(table.column("name"), TOKENS)), is_value)
     wanted = pc.and_(wanted, pc.invert(table.column("missing")))
     for cells in table.filter(wanted).to_pylist():
+        load = functools.partial(reader.value_of, cells["value"], cells["payloads"])
         tags = dict(cells["tags"] or ())
-        if cells["name"] != TOKENS and TOKENS not in tags:
-            continue
-
-        def load(cells: dict[str, Any] = cells) -> Any:
-            return frameworks.rebuild(reader.value_of(cells["value"], cells["payloads"]))
-
-        yield _Row(
-            cells["name"], cells["step"], cells["seq"], cells["rank"], cells["dtype"], tags, load
-        )
+        name, step, seq, rank, dtype = (cells[each] for each in _COLUMNS[:5])
+        yield _Row(name, step, seq, rank, dtype, tags, load)
 
 
 def _array(value: Any) -> NDArray[Any]:
     """Return a value as an array; of formats that NumPy lacks, as float32."""
-    if hasattr(value, "detach"):
-        value = value.detach()
-        value = (value.float() if value.is_floating_point() else value).numpy()
-    found = np.asarray(value)
+    array = array_of(value)
+    found = np.asarray(frameworks.rebuild(value)) if array is None else array
     return found.astype(np.float32) if found.dtype.kind not in "fiub" else found
 
 
-def _joined(name: str, parts: list[TokenRows]) -> TokenRows:
-    shapes = {each.value.shape[1:] for each in parts}
+class _Entries:
+    """Entries of the rows of names; names of which the same batches have rows share them."""
+
+    def __init__(self, of_batches: list[Integers], shapes: list[tuple[int, ...]]) -> None:
+        self.shapes = shapes
+        self._of_batches = of_batches
+        self._joined: dict[tuple[tuple[int, int], ...], tuple[Integers, Any]] = {}
+
+    def rows(self, parts: tuple[tuple[int, int], ...]) -> tuple[Integers, Any]:
+        """Return entries, and which rows they are of, given batches and tokens per row."""
+        if parts not in self._joined:
+            found = []
+            for number, length in parts:
+                rows = self._of_batches[number].reshape((1, *self.shapes[number])[-2:])
+                found.append(rows[:, rows.shape[1] - length :].reshape(-1))
+            entry = np.concatenate(found)
+            kept = entry >= 0  # the rest is padding
+            self._joined[parts] = (entry, slice(None)) if kept.all() else (entry[kept], kept)
+        return self._joined[parts]
+
+
+def _joined(name: str, parts: list[tuple[_Row, int, NDArray[Any]]], entries: _Entries) -> TokenRows:
+    """Return the rows of a name in all batches."""
+    values, lengths = [], []
+    for _, number, value in parts:
+        dims, length = rows_of(value.shape, entries.shapes[number])
+        values.append(value.reshape(-1, *value.shape[dims:]))
+        lengths.append((number, length))
+    shapes = {each.shape[1:] for each in values}
     if len(shapes) > 1:
         raise TensortapError(f"{name!r} has rows of shapes {' and '.join(map(str, shapes))}")
-    entry = np.concatenate([each.entry for each in parts])
-    value = np.concatenate([each.value for each in parts])
-    return TokenRows(entry, value, parts[0].dtype, parts[0].type)
+    entry, kept = entries.rows(tuple(lengths))
+    row = parts[0][0]
+    dtype = row.tags.get("dtype", row.dtype)
+    return TokenRows(entry, np.concatenate(values)[kept], dtype, row.tags.get("class", ""))
 
 
 def _table(

@@ -15,7 +15,6 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from tensortap.capture.catch import catch
-from tensortap.capture.ticket import Ticket
 from tensortap.core.arguments import check_text, check_whole, checked
 from tensortap.core.errors import CaptureError, NotFound, TensortapError
 from tensortap.core.ranks import rank_and_world_size
@@ -102,7 +101,7 @@ class Digest(msgspec.Struct, frozen=True, kw_only=True):
         found = msgspec.structs.replace(self, version=version, history=tuple(past))
         bare = msgspec.structs.replace(found, history=())
         if not rank_and_world_size()[0]:
-            _send(name, bare)
+            catch({KEY: msgspec.json.encode(bare).decode()}, name)
         past.appendleft(bare)
         return found
 
@@ -110,17 +109,8 @@ class Digest(msgspec.Struct, frozen=True, kw_only=True):
 _recorded: dict[str, collections.deque[Digest]] = {}  # the newest versions by name
 
 
-def _send(name: str, digest: Digest) -> Ticket:
-    return catch({KEY: msgspec.json.encode(digest).decode()}, name)
-
-
 @checked
-def digest(
-    model: Any,
-    *,
-    transposed: bool = False,
-    history: Digest | None = None,
-) -> Digest:
+def digest(model: Any, *, transposed: bool = False, history: Digest | None = None) -> Digest:
     """Return the digests of all weights of a model: equal for equal weights, however sharded.
 
     `model` is a module of torch, or dicts, lists and dataclasses of arrays. All ranks that share

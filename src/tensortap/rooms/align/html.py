@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tensortap.rooms.align.picture import alignment_figure
 from tensortap.rooms.align.result import Alignment, NameDifference, WorstToken
-from tensortap.rooms.align.text import logprob_lines
+from tensortap.rooms.align.text import finding_lines
 from tensortap.rooms.report.html_file import (
     HtmlReport,
     escape,
@@ -22,13 +22,9 @@ _NAMES = 500
 
 def write_html(found: Alignment, path: str | Path) -> Path:
     """Write a report into a file."""
-    return write_html_file(path, render(found))
-
-
-def render(found: Alignment) -> str:
-    """Return the page as text."""
     made = HtmlReport()
-    return made.page(f"{found.verdict} · tensortap align", "\n".join(_parts(found, made)))
+    page = made.page(f"{found.verdict} · tensortap align", "\n".join(_parts(found, made)))
+    return write_html_file(path, page)
 
 
 def _parts(found: Alignment, made: HtmlReport) -> Iterator[str]:
@@ -38,16 +34,8 @@ def _parts(found: Alignment, made: HtmlReport) -> Iterator[str]:
     sides = [("A", found.a), ("B", found.b)]
     yield header(verdict, "agree" if found else "differ", sides, counts)
     yield "<main>"
-    if found.reasons:
-        rows = [(each.name, each.evidence) for each in found.reasons]
-        yield section("Reasons", html_table(rows, ["reason", "evidence"]))
-    if found.first is not None:
-        first = found.first
-        words = f"{first.name} {first.type} differs: {first.quantiles[0]:.3g}, relative"
-        yield section("First layer that differs", f"<p>{escape(words)}</p>")
-    if found.logprobs is not None:
-        lines = "".join(f"<p>{escape(line)}</p>" for line in logprob_lines(found.logprobs))
-        yield section("Log-probabilities", lines)
+    lines = "".join(f"<p>{escape(line)}</p>" for line in finding_lines(found))
+    yield section("Findings", lines)
     figure = made.figure(alignment_figure(found), "layers by tokens, colored by difference")
     note = "One column per token, sequence by sequence; one row per layer, in order of execution."
     yield section("Tokens by layers", figure, note)

@@ -6,6 +6,7 @@ is named if the prediction comes close to what B recorded, with the difference b
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -26,16 +27,17 @@ if TYPE_CHECKING:
 _EXPLAINED = 0.1  # the part of the difference that may remain
 _SAMPLE = 2048  # rows of logits that are looked at
 _DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
-_WEIGHTS = "weights of an earlier version"
+_WEIGHTS, _SHIFTED = "weights of an earlier version", "positions shifted"
 _LAGS = 8  # versions by which B may be late
+_SOFTMAX = "log-softmax in another dtype"
 _NEITHER = 0.02  # a temperature this close to 1 is none
 
 
 def find_reasons(found: Alignment, model: Any) -> Iterator[Reason]:
     """Yield the reasons that explain a difference, those that leave least of it first."""
     assert found.runs is not None
-    reasons = [*_digests(*found.runs), *_positions(found)]
     logprobs = next((each for each in found.names if each.kind == LOGPROBS and each.rows), None)
+    explained: list[Reason] = []
     if logprobs is not None and logprobs.verdict == "differ":
         reruns: Any = None
         if model is not None:
@@ -44,10 +46,10 @@ def find_reasons(found: Alignment, model: Any) -> Iterator[Reason]:
             reruns = Reruns(model, found)
         tried = Hypotheses(logprobs, *found.runs, reruns)
         explained = sorted(tried.all(), key=lambda reason: reason.after)
-        reasons = explained + [
-            each for each in reasons if each.name not in {other.name for other in explained}
-        ]
-    yield from reasons
+    yield from explained
+    names = {each.name for each in explained}
+    seen = (*_digests(*found.runs), *_positions(found))
+    yield from (each for each in seen if each.name not in names)
 
 
 def _digests(a: TokenRun, b: TokenRun) -> Iterator[Reason]:
@@ -72,9 +74,11 @@ def _weights(digest: Digest) -> list[str]:
 
 def _positions(found: Alignment) -> Iterator[Reason]:
     """Compare the positions that both runs were given."""
+    assert found.runs is not None
+    a, b = (run.table for run in found.runs)
+    if not all((table.position >= 0).any() for table in (a, b)):
+        return
     for each in found.names:
-        assert found.runs is not None
-        a, b = (run.table for run in found.runs)
         known = (a.position[each.entry_a] >= 0) & (b.position[each.entry_b] >= 0)
         if not known.any():
             continue
@@ -82,16 +86,13 @@ def _positions(found: Alignment) -> Iterator[Reason]:
         decoded = b.decoded[each.entry_b][known]
         if not apart.any():
             return
-        if decoded.any() and not apart[~decoded].any():
-            where, name = "decoded tokens", "RoPE offset"
-        else:
-            name, where = "positions shifted", "tokens"
-        values, counts = np.unique(apart[apart != 0], return_counts=True)
+        is_late = decoded.any() and not apart[~decoded].any()
+        where, name = ("decoded tokens", "RoPE offset") if is_late else ("tokens", _SHIFTED)
+        moved = apart[apart != 0]
+        values, counts = np.unique(moved, return_counts=True)
         offset = int(values[counts.argmax()])
-        yield Reason(
-            name, f"the positions of {int((apart != 0).sum()):,} {where} are {offset:+,} in B",
-            each.mean, each.mean,
-        )  # fmt: skip
+        words = f"the positions of {len(moved):,} {where} are {offset:+,} in B"
+        yield Reason(name, words, each.mean, each.mean)
         return
 
 
@@ -175,13 +176,12 @@ class Hypotheses:
         if self.each.b.dtype.itemsize < 4:
             return
         for name, dtype in _DTYPES.items():
-            if (_rounded(self.x, dtype) != self.x).mean() > 0.5:
-                exact = (_rounded(self.y, dtype) == self.y).all()
-                if exact:
-                    words = f"every log-probability of B is a {name}, those of A are not"
-                    size = np.abs(self.y).max() * float(ml_dtypes.finfo(dtype).eps)
-                    if np.abs(self.y - self.x).max() <= 4 * size:
-                        yield Reason("log-softmax in another dtype", words, self.before, 0.0)
+            is_finer = (_rounded(self.x, dtype) != self.x).mean() > 0.5
+            largest = np.abs(self.y).max() * float(ml_dtypes.finfo(dtype).eps)
+            is_close = np.abs(self.y - self.x).max() <= 4 * largest
+            if is_finer and is_close and (_rounded(self.y, dtype) == self.y).all():
+                words = f"every log-probability of B is a {name}, those of A are not"
+                yield Reason(_SOFTMAX, words, self.before, 0.0)
 
     def _logits(self) -> tuple[Floats, Integers] | None:
         """Return logits of A from which the tokens were drawn, and the rows that they are for."""
@@ -212,15 +212,12 @@ class Distributions:
         self.rows = np.arange(len(chosen))
         self.token = tried.a.table.token[tried.entry_a[chosen]]
         self.x, self.y = tried.x[chosen], tried.y[chosen]
-        self._chosen = chosen
+        self._explains = functools.partial(tried.explains, chosen=chosen)
 
     def all(self) -> Iterator[Reason]:
         yield from self._temperature()
         yield from self._kept()
         yield from self._dtypes()
-
-    def _explains(self, name: str, evidence: str, predicted: Floats) -> Iterator[Reason]:
-        yield from self.tried.explains(name, evidence, predicted, self._chosen)
 
     def _logprob(self, logits: Floats) -> Floats:
         highest = logits.max(axis=1, keepdims=True)
@@ -252,16 +249,11 @@ class Distributions:
             return  # logits of another model
         if abs(b - a) < _NEITHER:
             return
-        if abs(b - 1) < _NEITHER:
+        name, words = "another temperature", f"A has temperature {a:.3g}, B has {b:.3g}"
+        if min(abs(a - 1), abs(b - 1)) < _NEITHER:
             name = "temperature not applied"
-            words = f"A has temperature {a:.3g}, B has 1"
-        elif abs(a - 1) < _NEITHER:
-            name, words = "temperature not applied", f"B has temperature {b:.3g}, A has 1"
-        elif abs(b - a * a) < _NEITHER or abs(a - b * b) < _NEITHER:
+        elif min(abs(b - a * a), abs(a - b * b)) < _NEITHER:
             name = "temperature applied twice"
-            words = f"A has temperature {a:.3g}, B has {b:.3g}"
-        else:
-            name, words = "another temperature", f"A has temperature {a:.3g}, B has {b:.3g}"
         yield from self._explains(name, words, self._logprob(self.logits / b))
 
     def _kept(self) -> Iterator[Reason]:
@@ -287,10 +279,8 @@ class Distributions:
         if not fits.any():
             return
         below = np.where(kept > 0, total[self.rows, np.maximum(kept - 1, 0)], 0.0)
-        low, high = (
-            float(np.quantile(below[fits], 0.98)),
-            float(np.quantile(total[self.rows, kept][fits], 0.02)),
-        )
+        low = float(np.quantile(below[fits], 0.98))
+        high = float(np.quantile(total[self.rows, kept][fits], 0.02))
         if low < high + limit:
             last = np.minimum((total < (low + high) / 2).sum(axis=1), total.shape[1] - 1)
             predicted = np.where(fits, base - np.log(total[self.rows, last]), np.nan)
@@ -301,7 +291,7 @@ class Distributions:
         for name, dtype in _DTYPES.items():
             logits = _rounded(self.logits, dtype)
             words = f"B computes the log-softmax of logits in {name}"
-            yield from self._explains("log-softmax in another dtype", words, self._logprob(logits))
+            yield from self._explains(_SOFTMAX, words, self._logprob(logits))
 
 
 def _rounded(values: Any, dtype: Any) -> Floats:

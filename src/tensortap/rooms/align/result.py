@@ -110,9 +110,6 @@ class Alignment:
 
         return alignment_text(self)
 
-    def explained(self, reasons: tuple[Reason, ...]) -> Alignment:
-        return dataclasses.replace(self, reasons=reasons)
-
     @property
     def reason(self) -> str:
         """The name of the reason that explains most; empty if none was found."""

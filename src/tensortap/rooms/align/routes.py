@@ -9,7 +9,7 @@ from tensortap.page.catalog import RunEntry
 from tensortap.page.responses import PageRequest, PageRoute
 from tensortap.rooms.align.align import align
 from tensortap.rooms.align.picture import alignment_figure
-from tensortap.rooms.align.text import logprob_lines
+from tensortap.rooms.align.text import finding_lines
 from tensortap.rooms.figures.figures.theme import themed
 
 
@@ -19,12 +19,9 @@ def aligned(request: PageRequest) -> dict[str, Any]:
     if len(entries) != 2:
         raise TensortapError("name the run to align with: other=")
     found = align(*(e.path if isinstance(e, RunEntry) else e.reader() for e in entries))
-    lines = list(logprob_lines(found.logprobs)) if found.logprobs is not None else []
-    if found.first is not None:
-        lines.append(f"first layer that differs: {found.first.name}")
-    lines += [f"{each.name}: {each.evidence}" for each in found.reasons]
     figure = themed(alignment_figure(found), request.theme)
-    answer = {"verdict": found.verdict, "agree": bool(found), "lines": lines, "figure": figure}
+    answer = {"verdict": found.verdict, "agree": bool(found), "figure": figure}
+    answer["lines"] = list(finding_lines(found))
     return {**answer, "matched": found.matched, "tokens": [found.tokens_a, found.tokens_b]}
 
 

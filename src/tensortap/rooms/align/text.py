@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tensortap.rooms.align.result import Alignment, LogprobDifference, NameDifference
+    from tensortap.rooms.align.result import Alignment
 
 _ROWS = 12
 
@@ -18,14 +18,7 @@ def alignment_text(found: Alignment) -> str:
 def _lines(found: Alignment) -> Iterator[str]:
     tokens = f"{found.matched:,} contexts are in both, of {found.tokens_a:,} and {found.tokens_b:,}"
     yield f"{found.verdict}: {tokens}"
-    if found.unknown:
-        yield f"  {found.unknown:,} values have no tokens: their record was dropped"
-    if found.logprobs is not None:
-        yield from logprob_lines(found.logprobs)
-    if found.first is not None:
-        yield f"first layer that differs: {_first(found.first)}; all before it agree"
-    for reason in found.reasons:
-        yield f"reason: {reason.name}: {reason.evidence}"
+    yield from finding_lines(found)
     if found.verdict == "differ":
         if not found.reasons:
             yield "no reason was found; model= lets more of them be tried"
@@ -38,16 +31,20 @@ def _lines(found: Alignment) -> Iterator[str]:
         yield f"  and {len(found.names) - _ROWS:,} more names"
 
 
-def logprob_lines(each: LogprobDifference) -> Iterator[str]:
-    """Yield how far log-probabilities are apart."""
-    quantiles = ", ".join(f"{float(q):.0%} {value:.3g}" for q, value in each.quantiles.items())
-    sizes = f"mean {each.mean:.3g}, largest {each.largest:.3g} nats ({quantiles})"
-    yield f"{each.name}: |B - A| {sizes}, {each.rows:,} tokens"
-    yield f"  KL: K1 {each.k1:.3g}, K3 {each.k3:.3g}; ratios outside 0.8-1.2: {each.outside:.2%}"
-
-
-def _first(first: NameDifference) -> str:
-    name = f"{first.name} ({first.type})" if first.type else first.name
-    if first.kind == "experts":
-        return f"{name}: other experts for {first.share:.2%} of tokens"
-    return f"{name}: differs by {first.quantiles[0]:.3g}, relative"
+def finding_lines(found: Alignment) -> Iterator[str]:
+    """Yield what text, page and report say: what is lost, how far apart, where first, and why."""
+    if found.unknown:
+        yield f"{found.unknown:,} values have no tokens: their record was dropped"
+    if (each := found.logprobs) is not None:
+        quantiles = ", ".join(f"{float(q):.0%} {value:.3g}" for q, value in each.quantiles.items())
+        sizes = f"mean {each.mean:.3g}, largest {each.largest:.3g} nats ({quantiles})"
+        yield f"{each.name}: |B - A| {sizes}, {each.rows:,} tokens"
+        yield f"KL: K1 {each.k1:.3g}, K3 {each.k3:.3g}; ratios outside 0.8-1.2: {each.outside:.2%}"
+    if (first := found.first) is not None:
+        size = f"differs by {first.quantiles[0]:.3g}, relative"
+        if first.kind == "experts":
+            size = f"other experts for {first.share:.2%} of tokens"
+        name = f"{first.name} ({first.type})" if first.type else first.name
+        yield f"first layer that differs: {name}: {size}; all before it agree"
+    for reason in found.reasons:
+        yield f"reason: {reason.name}: {reason.evidence}"

@@ -25,9 +25,11 @@ _INTEGER = ("int", "uint")
 
 
 class _Batch(NamedTuple):
-    parts: tuple[_Mark | None, ...]
+    counters: object  # of the run: another one, or a forked process, knows no batches
+    queues: object
     names: tuple[str, ...]
     step: int | None
+    marks: tuple[_Mark | None, ...]
     tags: dict[str, str]
 
 
@@ -55,33 +57,21 @@ class _Mark(NamedTuple):
         return same and other is not None and self.reference() is other.reference()
 
 
-class _Known:
-    """The batches that were recorded last; another run, or a forked process, knows none."""
-
-    def __init__(self) -> None:
-        self._counters: object = None
-        self._queues: object = None
-        self._batches: list[_Batch] = []
-
-    def find(self, parts: tuple[_Mark | None, ...], names: tuple[str, ...]) -> Any:
-        if self._counters is not pipeline.counters or self._queues != pipeline.queues:
-            self._counters, self._queues = pipeline.counters, pipeline.queues
-            self._batches = []
-        for batch in reversed(self._batches):
-            pairs = zip(batch.parts, parts, strict=True)
-            if (
-                batch.step == pipeline.clock.step
-                and batch.names == names
-                and all(a is b if a is None else a.is_same(b) for a, b in pairs)
-            ):
-                return batch.tags
-        return None
-
-    def add(self, batch: _Batch) -> None:
-        self._batches = [*self._batches[1 - _RECENT :], batch]
+_known: list[_Batch] = []  # the batches that were recorded last
 
 
-_known = _Known()
+def _find(batch: _Batch) -> dict[str, str] | None:
+    """Return the tags of a known batch that is the same."""
+    for other in reversed(_known):
+        is_here = other.counters is batch.counters  # equal if empty
+        pairs = zip(other.marks, batch.marks, strict=True)
+        if (
+            is_here and other[1:4] == batch[1:4]
+            and all(a is b if a is None else a.is_same(b) for a, b in pairs)
+        ):  # fmt: skip
+            tags: dict[str, str] = other.tags
+            return tags
+    return None
 
 
 def catch_tokens(
@@ -106,10 +96,13 @@ def record_tokens(
             parts[name] = _checked(name, _as_array(name, given), shape)
     names = _sequences(sequence)
     marks = tuple(map(_Mark.of, (tokens, positions, mask, cu_seqlens)))
-    tags: dict[str, str] | None = _known.find(marks, names)
+    run = pipeline.counters, pipeline.queues
+    batch = _Batch(*run, names, pipeline.clock.step, marks, {})
+    tags = _find(batch)
     if tags is None:
         tags = _record({**parts, "sequence": list(names)} if names else parts)
-        _known.add(_Batch(marks, names, pipeline.clock.step, tags))
+        _known.append(batch._replace(tags=tags))
+        del _known[:-_RECENT]
     return tags
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,16 +70,12 @@ class WeightsReport:
     @property
     def line(self) -> str:
         """Return the verdict in one line."""
-        counts = dict.fromkeys(_WORDS, 0)
-        for each in self.wrong:
-            counts[each.state] += 1
-        words = [f"{count:,} {_WORDS[state]}" for state, count in counts.items() if count]
-        fine = len(self.states) - len(self.wrong)
-        casts = sum(each.state == "cast" for each in self.states)
-        after = f", {casts:,} of them after a cast" if casts else ""
-        return f"{fine:,} of {len(self.states):,} weights agree{after}" + "".join(
-            f", {each}" for each in words
-        )
+        states = collections.Counter(each.state for each in self.states)
+        fine = f"{len(self.states) - len(self.wrong):,} of {len(self.states):,} weights agree"
+        if states["cast"]:
+            fine += f", {states['cast']:,} of them after a cast"
+        wrong = [f"{states[each]:,} {words}" for each, words in _WORDS.items() if states[each]]
+        return ", ".join([fine, *wrong])
 
     @property
     def summary(self) -> str:
@@ -153,10 +150,8 @@ def _state(a: Digest, b: Digest, pair: Pair) -> WeightState:
         return WeightState(*pair, "unknown", note)
     if are_equal(one, other):
         if {row.dtype for row in one} == {row.dtype for row in other}:
-            note = (
-                "" if len(pair.a) != len(pair.b) or shapes[0] == shapes[1] else "padded with zeros"
-            )
-            return WeightState(*pair, "equal", note)
+            is_padded = len(pair.a) == len(pair.b) and shapes[0] != shapes[1]
+            return WeightState(*pair, "equal", "padded with zeros" if is_padded else "")
         return WeightState(*pair, "cast", f"equal after a cast to {dtype}")
     return _earlier(a, b, pair, one, other) or WeightState(*pair, "differ")
 
@@ -200,14 +195,13 @@ def _earlier(
             if len(old) < len(names):
                 continue
             which = "an earlier version" if past.version is None else f"version {past.version}"
-            for i, name in enumerate(names if len(names) > 1 else ()):
-                mixed = [*rows[:i], old[i], *rows[i + 1 :]]
+            parts = enumerate(names if len(names) > 1 else ())  # perhaps one of them is old
+            tried = [
+                (f"{name} of {which}", [*rows[:i], old[i], *rows[i + 1 :]]) for i, name in parts
+            ]
+            for words, mixed in [*tried, (f"that of {which}", old)]:
                 if are_equal(mixed, held):
-                    note = f"the {side} has {name} of {which}"
-                    return WeightState(*pair, "earlier", note, past.version)
-            if are_equal(old, held):
-                note = f"the {side} has that of {which}"
-                return WeightState(*pair, "earlier", note, past.version)
+                    return WeightState(*pair, "earlier", f"the {side} has {words}", past.version)
     return None
 
 
