@@ -144,7 +144,11 @@ def _bits(name: str, make: Callable[[], Any], x: Any, dtype: str) -> Row:
 
 def bits_table(rows: Iterable[Row]) -> list[str]:
     """Return the lines of a table with the largest differences; none without the rows."""
-    found = {row.name.removeprefix(BITS): row.note for row in rows if row.name.startswith(BITS)}
+    found = {
+        row.name.removeprefix(BITS): row.note.partition(", ")[0]  # the largest of several
+        for row in rows
+        if row.name.startswith(BITS)
+    }
     models = dict.fromkeys(name.partition(",")[0] for name in found)
     lines = [f"| model | {' | '.join(DTYPES)} |", "| --- " * (1 + len(DTYPES)) + "|"]
     lines += [

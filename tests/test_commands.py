@@ -41,7 +41,7 @@ WRONG = {
         "--map": "x (=x x=\\9 =", "--steps": "x 9:3 1:2:3 99:", "--names": "( zzz",
         "--kinds": "Wight x Weight",
         "--ranks": "x 99", "--rows": "x 0 -1", "--html": "{folder} {new}/a.html",
-        "--dask": "x tcp://127.0.0.1:9",
+        "--dask": "x tcp://127.0.0.1:9", "--tolerance": "x", "--noise": "{new} {file}",
     },
     "demo": {"--steps": "x 0 -1 9999999", "--folder": "{file} {file}/a"},
     "doctor": {"--device": "x cuda:99 jax:nothing"},

@@ -20,7 +20,7 @@ from tests.proof import kind_of
 pytestmark = pytest.mark.slow
 
 
-COMMANDS = 18
+COMMANDS = 19
 # commands that read no run; tests/page shows hostile ones, and bisect runs a program of the user
 # those that read no run, or run a program
 OTHERS = {

@@ -434,7 +434,7 @@ def test_the_page_opens_while_the_program_trains(tmp_path, program):
     browser = tmp_path / "browser"
     browser.write_text('#!/bin/sh\ncp "${1#file://}" opened.tmp && mv opened.tmp opened\n')
     browser.chmod(0o700)
-    words = [sys.executable, "-m", "tensortap", "run", "--view", path]
+    words = [sys.executable, "-m", "tensortap", "run", "--every", "1", "--view", path]
     started = subprocess.Popen(
         words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "BROWSER": f"{browser} %s"},

@@ -21,7 +21,7 @@ from tensortap.capture.pipeline import Pipeline
 from tensortap.capture.queue import Queue
 from tensortap.core.record import Kind
 from tensortap.rooms.track.memory import MemorySink
-from tests.track.test_track_alerts import alerts_of
+from tests.ops.test_torch_origins import alerts_of
 
 pytestmark = [
     pytest.mark.slow,

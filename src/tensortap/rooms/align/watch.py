@@ -62,8 +62,8 @@ class DigestWatch:
         for name in history.names():
             newest = history.records(name, last=1) if self._newest.get(name, 0) is not None else []
             for record in newest:
-                if name not in self._newest and digest_text(record) is None:
-                    self._newest[name] = None
+                if digest_text(record) is None:
+                    self._newest.setdefault(name, None)
                 elif self._newest.get(name) != record.time_ns:
                     self._newest[name] = record.time_ns
                     alerts += self._compare(name)

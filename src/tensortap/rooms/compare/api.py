@@ -38,7 +38,7 @@ def compare(
     (`.pt`, `.npy`, `.pkl`, `.safetensors`, or a registered format), stands for its content; `trust`
     allows pickles of your own classes. Runs, their folders and live sessions are compared record by
     record; the remaining `options` are those of `compare_runs`. `tolerance="auto"` takes the
-    tolerances from a run with perturbed inputs: the one beside `b`, or `noise`.
+    tolerances from a run with perturbed inputs: the one beside `b`, or `noise`, which implies it.
 
     >>> import numpy as np
     >>> compare(np.array([1.0, 2.0]), np.array([1.0, 2.5]))
@@ -58,8 +58,8 @@ def compare(
             if path is not None and not path.exists():
                 got = f"{path}, which does not exist"
             raise TensortapError(f"a run can only be compared with a run, got {got}")
-        if tolerance is not None:
-            if tolerance != "auto":
+        if tolerance is not None or options.get("noise") is not None:
+            if tolerance not in (None, "auto"):
                 raise ValueError(f"tolerance must be 'auto', got {tolerance!r}")
             options |= {"atol": atol, "rtol": rtol, "equal_nan": equal_nan, "trust": trust}
             judged: CompareReport = offer("compare.tolerance")(a, b, **options)

@@ -77,9 +77,9 @@ def _described(options: TrackOptions) -> str:
     every = options.every
     if options.budget:
         share = f"{parse_budget(options.budget) or 0:.3%}".rstrip("%0").rstrip(".")
-        return f"in turns, for at most {share}% of the time (--every 1 is everything in each step),"
+        return f"within a budget of {share}%"
     if not every:
-        return "when tensortap probe says so,"
+        return "when tensortap probe says so"
     return "in every step" if every == 1 else f"in one of {every} steps"
 
 

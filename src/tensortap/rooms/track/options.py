@@ -27,6 +27,17 @@ INPUT = "input"
 _OPTION = "track.option."  # how names of extension points begin by which rooms add options
 
 
+_NEW = {  # words of track-and-visualize
+    **dict.fromkeys(("module", "model_state"), "pass the model first"),
+    "optimizer_state": "pass it second",
+    **dict.fromkeys(("track_gradients", "track_weights"), "use kind=['activation', 'weight', …]"),
+    "stash_value": "use stash",
+    "only_stash_during_training": "use only_training",
+    **dict.fromkeys(("out_path", "offload_inc", "offload_type", "async_offload"), "use to=folder"),
+    "use_wandb": "call run.to_wandb(folder) later",
+}
+
+
 def options_of_rooms() -> set[str]:
     """Return the options that other rooms add to `track`, such as ``analyses``."""
     points = [point for room in rooms.rooms().values() for point in room.offers]
@@ -69,8 +80,10 @@ class TrackOptions(NamedTuple):
             if each not in ("all", INPUT):
                 kind_named("kind", each)
         if unknown := ", ".join(sorted(set(self.of_rooms) - options_of_rooms())):
+            new = [f"instead of {word}, {_NEW[word]}" for word in self.of_rooms if word in _NEW]
             known = ", ".join(sorted({*self._fields[:-1], *options_of_rooms()}))
-            raise TypeError(f"track has no option {unknown}; its options are {known}")
+            new = new or [f"its options are {known}"]
+            raise TypeError(f"track has no option {unknown}; {'; '.join(new)}")
 
     def made_by_rooms(self) -> list[tuple[Callable[..., Any], Any]]:
         """Return the functions that rooms offer for their options, and what the user chose."""
