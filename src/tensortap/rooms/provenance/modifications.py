@@ -84,7 +84,7 @@ class Finder:
     def _namespaces(self) -> Iterator[tuple[_Place, Mapping[str, Any]]]:
         """Yield the modules of packages and the classes that are defined in them."""
         seen: set[int] = set()
-        for name, module in list(sys.modules.items()):
+        for name, module in sys.modules.copy().items():
             content, place = _content(module), self._place(name)
             owner = place.owner
             if not content or id(content) in seen or owner == PROJECT:

@@ -245,7 +245,7 @@ def _read(dist: Distribution, file: str) -> str:
 def _imported() -> dict[str, str]:
     """Return where the loaded top-level modules are, except Python's own, by normalized name."""
     found = {}
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():  # a list of them may run finalizers
         if "." in name or name == "__main__" or not issubclass(type(module), types.ModuleType):
             continue
         content = object.__getattribute__(module, "__dict__")
