@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -168,6 +169,11 @@ def test_perturbed_moves_each_number_by_one_place_and_draws_no_global_numbers(tm
     with tap.perturbed(nn.Linear(2, 2)):
         pass
     assert "nothing was perturbed" in caplog.text
+    path = tap.init(tmp_path / "removed")
+    with tap.perturbed(model):
+        model(x, ids, y=y)
+        shutil.rmtree(path)
+    assert "is not marked as perturbed" in caplog.text
 
 
 def test_wrong_arguments(tmp_path):

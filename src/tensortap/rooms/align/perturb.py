@@ -53,7 +53,11 @@ def perturbed(model: Any, *, seed: int = 0) -> Iterator[Perturbation]:
             if not found.tensors:
                 log.warning("tensortap: nothing was perturbed: the model had no such inputs")
             elif run is not None:
-                write_json(run.path / MARK, {"format": 1, "seed": seed, "tensors": found.tensors})
+                content = {"format": 1, "seed": seed, "tensors": found.tensors}
+                try:
+                    write_json(run.path / MARK, content)
+                except OSError as error:  # training goes on
+                    log.warning("tensortap: %s is not marked as perturbed: %s", run.path, error)
 
 
 def is_perturbed(run: Path) -> bool:
