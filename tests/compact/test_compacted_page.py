@@ -69,7 +69,7 @@ def test_compacts_in_a_process_of_its_own(run):
         assert entry.table().compacted()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium, which make test installs")
 @pytest.mark.slow
 def test_the_page_offers_it_for_large_runs(run, chromium, monkeypatch):
     monkeypatch.setattr(Table, "records", lambda table: 1_000_001)

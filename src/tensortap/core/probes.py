@@ -31,12 +31,12 @@ class Probe(msgspec.Struct, frozen=True, array_like=True):
     name: str
     kind: str
     every: int = 0
-    """It is looked at in each n-th step; 0 if it is off."""
+    """Record each n-th step; 0 is off."""
     tensors: bool = False
-    """Whether whole tensors are kept."""
+    """Keep whole tensors, not only statistics."""
     seen: int = 0
     spent_ns: int = 0
-    """What looking at it has cost the training thread so far."""
+    """Nanoseconds of the training thread that recording this name has taken so far."""
 
 
 class ProbeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,7 +52,7 @@ class ProbeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at: _Count = 0
     recompile: bool = False
     number: _Count = 0
-    """Of the request, by which its records are found."""
+    """Id of the request; the records that it causes have it as a tag."""
     by: _Text = ""
     """User and host, for the record of the change."""
 

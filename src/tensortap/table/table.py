@@ -269,7 +269,7 @@ class Table:
 
     @property
     def is_clipped(self) -> bool:
-        """Whether values outside a range of exponents were counted in two columns."""
+        """Return whether two columns count the exponents outside of a range."""
         return self._source.clipped
 
     def statistics(self) -> list[str]:

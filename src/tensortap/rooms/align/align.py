@@ -104,7 +104,7 @@ def _pairs(a: TokenRun, b: TokenRun, names: Mapping[str, str]) -> list[tuple[str
 
 
 class _MatchedRows(NamedTuple):
-    """Rows of a name in both runs that belong together, in the order of A, and their entries."""
+    """Matched rows of one name in both runs, in the order of A, and their entries."""
 
     a: Integers
     b: Integers
@@ -113,7 +113,7 @@ class _MatchedRows(NamedTuple):
 
 
 class _Matches:
-    """The rows of pairs of names that are about the same context, and the same training step."""
+    """Match rows of pairs of names by context, and by training step if both runs have steps."""
 
     def __init__(self, a: TokenRun, b: TokenRun, names: Mapping[str, str]) -> None:
         self._a, self._b, self._pairs = a, b, _pairs(a, b, names)

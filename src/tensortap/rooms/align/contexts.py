@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _COLUMNS = ["name", "step", "seq", "rank", "dtype", "kind", "tags", "value", "payloads", "missing"]
-BY_TOKEN = " by token"  # how names of rows end that `track(tokens=)` has made of a module's output
+BY_TOKEN = " by token"  # suffix of the names of rows that `track(tokens=)` records
 
 
 def mixed(values: Hashes) -> Hashes:
@@ -55,7 +55,7 @@ def identities(tokens: Integers, places: Integers, starts: Integers) -> Hashes:
 
 
 class TokenTable(NamedTuple):
-    """All tokens of a run that are no padding, sequence by sequence; one entry each."""
+    """All tokens of a run without padding, sequence by sequence; one entry per token."""
 
     identity: Hashes
     token: Integers
@@ -76,7 +76,7 @@ class TokenTable(NamedTuple):
 
 
 class TokenRows(NamedTuple):
-    """The rows of one name in a run: which tokens they are about, and their values."""
+    """The rows of one name in a run: the token of each row, and its value."""
 
     entry: Integers  # of the table
     value: NDArray[Any]
@@ -172,7 +172,7 @@ def _array(value: Any) -> NDArray[Any]:
 
 
 class _Entries:
-    """Entries of the rows of names; names of which the same batches have rows share them."""
+    """Entries of the rows of names, shared by names with rows of the same batches."""
 
     def __init__(self, of_batches: list[Integers], shapes: list[tuple[int, ...]]) -> None:
         self.shapes = shapes

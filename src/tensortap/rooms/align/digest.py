@@ -27,11 +27,11 @@ from tensortap.values.snapshot import nbytes_of
 from tensortap.values.view import array_of
 
 SUFFIX = ".digest.json"
-"""How the names of files with digests end."""
+"""Suffix of digest files."""
 
 FORMAT = 1
 HISTORY = 16
-"""Earlier versions that a digest keeps."""
+"""Number of earlier versions in `Digest.history`."""
 
 _PIECE = 8 << 20  # bytes that a thread digests at once; of a device, that are copied at once
 _FEW = 1 << 20  # bytes that are not worth a second thread

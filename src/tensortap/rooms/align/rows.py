@@ -21,7 +21,7 @@ RING = 5
 """Numbers in a digest, modulo 2**32."""
 
 CASTS = ("bfloat16", "float16")
-"""What float32 is rounded to."""
+"""Dtypes to which float32 is rounded, so that digests of casts compare."""
 
 Sums = tuple[int, ...]
 

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from tensortap.rooms.compare.result import Comparison
 
 LIMIT = 10.0
-"""Rounding in another order gives up to so many times the difference of perturbed inputs."""
+"""A bug differs by more than this many times what perturbed inputs change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """The difference of a tensor beside that which perturbed inputs make."""
+    """The difference of a tensor, divided by the one that perturbed inputs make."""
 
     key: Key
     ratio: float

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tensortap")
 
 KEY = "tensortap.digest"
-"""The key in the dict that a record of a digest holds."""
+"""Key of the dict in a digest's record."""
 
 _INTERVAL = 0.5  # seconds
 _LOOKED_AT = 64  # newest records of a name

@@ -54,7 +54,7 @@ class ProbeChange(msgspec.Struct, frozen=True):
     at: int
     ranks: dict[str, str]
     complete: bool
-    """Whether every rank has changed at that step."""
+    """True if every rank changed at that step."""
 
     def __repr__(self) -> str:
         head = f"from step {self.at} on" if self.at else "now"

@@ -43,7 +43,7 @@ class GrowthExponent(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Whether it surely grows or shrinks: the exponent is farther than 0.1 from 0."""
+        """Return grows or shrinks if the whole interval is farther than 0.1 from 0, else stable."""
         if self.low > 0.1:
             return "grows"
         return "shrinks" if self.high < -0.1 else "stable"

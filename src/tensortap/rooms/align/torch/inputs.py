@@ -13,7 +13,7 @@ from tensortap.rooms.align.perturb import Perturbation
 
 @contextlib.contextmanager
 def perturb_inputs(model: Any, found: Perturbation) -> Iterator[bool]:
-    """Perturb what enters a module; tell whether it is one."""
+    """Perturb the inputs of a module meanwhile; yield False for anything else."""
     if not isinstance(model, torch.nn.Module):
         yield False
         return

@@ -41,7 +41,7 @@ _attention = torch.nn.functional.scaled_dot_product_attention
 
 
 class _Sequence(NamedTuple):
-    """Tokens of B as they are run again, and the entries of its table that they are."""
+    """Tokens of B for a rerun, and their entries in its table."""
 
     tokens: Integers
     entries: Integers
@@ -51,7 +51,7 @@ class _Sequence(NamedTuple):
 
 
 class _Rerun(NamedTuple):
-    """A reason, and what it changes in a run."""
+    """A reason, and the change of the rerun that tests it."""
 
     name: str
     evidence: str
