@@ -172,7 +172,8 @@ class Forks:
     CODE = """
     import runpy, sys
     sys.argv = {arguments}
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    # kept: torch may hang if it destroys a process group whose thread needs the interpreter
+    kept = runpy.run_path(sys.argv[0], run_name="__main__")
     """
 
     def __init__(self, starter):

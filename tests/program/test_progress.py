@@ -179,7 +179,7 @@ def test_ctrl_c_gives_the_row_back(terminal, program):
     assert (shown.margins, shown.code) == (None, 130)
     assert "KeyboardInterrupt" in shown.text
     assert "tensortap view" in shown.text
-    assert "steps/s" not in shown.text
+    assert not re.search(r"\d steps/s", shown.text)  # a traceback may show the line that prints it
     assert "runpy" not in shown.text
 
 
