@@ -145,7 +145,9 @@ class Reruns:
 
     def reasons(self, tried: Hypotheses) -> Iterator[Reason]:
         """Yield the changes that bring the model close to B."""
-        next(self._outputs(_Rerun("", "")), None)  # raises if the model cannot run at all
+        plain = self._predict(_Rerun("", ""))[tried.entry_b]  # raises if the model cannot run
+        if next(tried.explains("", "", plain), None):
+            return  # B has what the model computes, and A has not: so would any harmless change
         for change in (*self._layouts(), *self._attention(tried), *self._precision()):
             try:
                 predicted = self._predict(change)
