@@ -219,7 +219,7 @@ def _of_logprobs(a: NDArray[Any], b: NDArray[Any], _: bool) -> Floats:
 def _of_numbers(a: NDArray[Any], b: NDArray[Any], _: bool) -> Floats:
     x, y = a.reshape(-1), b.reshape(-1)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        found = np.subtract(y, x, dtype=np.result_type(x, y, np.float32))
+        found: NDArray[Any] = np.subtract(y, x, dtype=np.result_type(x, y, np.float32))
         np.abs(found, out=found)
         found /= np.maximum(np.abs(x), np.abs(y))
         if np.isnan(found.sum()):  # zeros and infinities
