@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from tensortap.core.arguments import checked
 from tensortap.core.errors import TensortapError
@@ -45,6 +46,7 @@ _WORST = 10
 _USUAL, _LARGEST = 8, 64
 _EPSILON = {"float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _NOISE = 4  # a difference is rounding if it is at most so many times that of the noise
+_BLOCK = 1 << 15  # rows whose intermediate results stay in the cache
 _STEP = np.uint64(0x2545F4914F6CDD1D)
 
 
@@ -116,9 +118,10 @@ class _Matches:
 
     def __init__(self, a: TokenRun, b: TokenRun, names: Mapping[str, str]) -> None:
         self._a, self._b, self._pairs = a, b, _pairs(a, b, names)
-        unique, codes = np.unique(np.concatenate(keys_of(a, b)), return_inverse=True)
-        self._codes = np.split(codes, [len(a.table.identity)])  # equal keys have one number
-        self._count = len(unique)
+        encoded = pa.array(np.concatenate(keys_of(a, b))).dictionary_encode()
+        codes = encoded.indices.to_numpy()  # equal keys have one number
+        self._codes = np.split(codes, [len(a.table.identity)])
+        self._count = len(encoded.dictionary)
         # names mostly share their entries, and so these rows
         self._rows: dict[tuple[int, int, bool], _MatchedRows] = {}
 
@@ -145,8 +148,8 @@ class _Matches:
 
     def count(self, found: Sequence[NameDifference]) -> tuple[int, int, int]:
         """Return the number of contexts in A, in B, and of those that were compared."""
-        entries = {id(each.entry_a): each.entry_a for each in found}
-        groups = *([each] for each in self._codes), [self._codes[0][e] for e in entries.values()]
+        entries = {id(each.entry_a): each.entry_a for each in found}.values()
+        groups = *([each] for each in self._codes), [self._codes[0][each] for each in entries]
         counts = []
         for group in groups:
             seen = np.zeros(self._count, np.bool_)
@@ -217,13 +220,15 @@ def _of_logprobs(a: NDArray[Any], b: NDArray[Any], _: bool) -> Floats:
 
 
 def _of_numbers(a: NDArray[Any], b: NDArray[Any], _: bool) -> Floats:
-    x, y = a.reshape(-1), b.reshape(-1)
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        found: NDArray[Any] = np.subtract(y, x, dtype=np.result_type(x, y, np.float32))
-        np.abs(found, out=found)
-        found /= np.maximum(np.abs(x), np.abs(y))
-        if np.isnan(found.sum()):  # zeros and infinities
-            found[x == y] = 0.0
+    found: NDArray[Any] = np.empty(a.size, np.result_type(a, b, np.float32))
+    for begin in range(0, a.size, _BLOCK):
+        x, y = (each.reshape(-1)[begin : begin + _BLOCK] for each in (a, b))
+        out = found[begin : begin + _BLOCK]
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            np.abs(np.subtract(y, x, out=out), out=out)
+            out /= np.maximum(np.abs(x), np.abs(y))
+        if np.isnan(out.sum()):  # zeros and infinities
+            out[x == y] = 0.0
     return found
 
 
