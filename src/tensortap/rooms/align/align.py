@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from tensortap.core.arguments import checked
 from tensortap.core.errors import TensortapError
@@ -118,10 +117,9 @@ class _Matches:
 
     def __init__(self, a: TokenRun, b: TokenRun, names: Mapping[str, str]) -> None:
         self._a, self._b, self._pairs = a, b, _pairs(a, b, names)
-        encoded = pa.array(np.concatenate(keys_of(a, b))).dictionary_encode()
-        codes = encoded.indices.to_numpy()  # equal keys have one number
-        self._codes = np.split(codes, [len(a.table.identity)])
-        self._count = len(encoded.dictionary)
+        unique, codes = np.unique(np.concatenate(keys_of(a, b)), return_inverse=True)
+        self._codes = np.split(codes, [len(a.table.identity)])  # equal keys have one number
+        self._count = len(unique)
         # names mostly share their entries, and so these rows
         self._rows: dict[tuple[int, int, bool], _MatchedRows] = {}
 
