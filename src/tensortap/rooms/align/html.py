@@ -37,6 +37,7 @@ def _parts(found: Alignment, made: HtmlReport) -> Iterator[str]:
     yield section("Findings", lines)
     figure = made.figure(alignment_figure(found), "layers by tokens, colored by difference")
     note = "One column per token, sequence by sequence; one row per layer, in order of execution."
+    figure = f'<div class="scroll"><div style="min-width:640px">{figure}</div></div>'
     yield section("Tokens by layers", figure, note)
     if found.worst:
         heads = ["token", "place", "A", "B", "context"]
