@@ -104,6 +104,14 @@ gradient_discarded = _rule_of_fact(
     "nothing; call zero_grad() before backward(), or after step()",
     patience=1,
 )
+gradient_zeroed = _rule_of_fact(
+    "gradient_zeroed",
+    "Give a hint if gradients of all but the last of three or more backward passes are zeroed.",
+    lambda facts: facts.zeroed,
+    "zero_grad() is called after each of several backward passes, and the optimizer uses the last "
+    "one alone; to accumulate micro-batches, call it once per step",
+    severity=HINT,
+)
 gradient_not_zeroed = _rule_of_fact(
     "gradient_not_zeroed",
     "Report gradients that are added to those of an earlier step of the optimizer.",
@@ -310,6 +318,15 @@ def applied_twice(facts: StepFacts, state: State) -> Found:
                 f"the loss applies {each.twice} to what {each.twice} was already applied to, which "
                 "flattens gradients; give the loss logits"
             )
+            yield "loss", message
+
+
+@rule_of_steps(needs="graph")
+def broken_loss(facts: StepFacts, state: State) -> Found:
+    """Report the operation of a loss that made it infinite or NaN."""
+    for each in facts.losses:
+        if each.broken:
+            message = f"it is not finite: {each.broken}; add a small number, or clamp"
             yield "loss", message
 
 
@@ -585,9 +602,11 @@ def hardly_changes(steps: int = 30, share: float = 1e-5) -> Rule:
         if not size or not all(map(math.isfinite, now)):
             return None
         change = max(abs(a - b) for a, b in zip(now, before, strict=True)) / size
-        known["moved"] = change > share or record.step - first > steps
+        known["moved"] = change > share
         if change > share or record.step - first < steps or not known.get("trained"):
             return None
+        if record.step == known.setdefault("due", record.step):
+            return None  # other weights of this step may have moved
         known["moved"] = True  # one report is enough
         return (
             f"after {steps} steps, no weight has changed by more than {share:.0e} of its size: is "
@@ -595,12 +614,38 @@ def hardly_changes(steps: int = 30, share: float = 1e-5) -> Rule:
         )
 
     rule.__name__ = "hardly_changes"
-    rule.__dict__["kinds"] = frozenset((Kind.WEIGHT, Kind.WEIGHT_GRADIENT))
+    rule.__dict__.update(kinds=_WEIGHTS, span=steps + 1)
     return rule
 
 
+def never_changes(steps: int = 30) -> Rule:
+    """Report a weight of a JAX program that gets gradients and is the same for `steps` steps."""
+    check_count("steps", steps)
+
+    def rule(record: Record, state: RuleState) -> str | None:
+        stats, notes = record.stats, state.notes
+        if stats is None or record.type:  # torch says by itself what has changed
+            return None
+        pulled = vars(state.step_state).setdefault("pulled", set())
+        if record.kind is Kind.WEIGHT_GRADIENT:
+            pulled.update([record.name] if stats.rm2 > 0.0 else ())
+            return None
+        now = stats.rm2, stats.min, stats.max
+        if notes.setdefault("first", (record.step, now))[1] != now:
+            notes["changed"] = True
+        late = record.step - notes["first"][0] >= steps
+        if "changed" in notes or not late or record.name not in pulled:
+            return None
+        return "it gets gradients and has not changed: is what the optimizer returned kept?"
+
+    rule.__name__ = "never_changes"
+    rule.__dict__.update(kinds=_WEIGHTS, span=steps + 1)
+    return rule
+
+
+_WEIGHTS = frozenset((Kind.WEIGHT, Kind.WEIGHT_GRADIENT))
 RULES = (
-    gradient_discarded(), gradient_not_zeroed(), learning_rate(),
+    gradient_discarded(), gradient_zeroed(), gradient_not_zeroed(), broken_loss(), learning_rate(),
     mostly_frozen(), no_gradient(), no_optimizer(), scheduler_per_batch(),
     weight_decay(), dropout_in_evaluation(),
     initialization(), input_drift(), not_normalized(),
@@ -609,4 +654,5 @@ RULES = (
     not_log_probabilities(), cut_logits(), odd_labels(), target_gradient(), batch_norm(),
     rows_mixed(), sees_the_future(), one_index(), padding(), same_batch(), loss_scaling(),
     nothing_loaded(), stale_copy(), clipping(), new_optimizer(), hardly_changes(),
+    never_changes(),
 )  # fmt: skip

@@ -245,6 +245,56 @@ def _with_chance(found: LossFacts, node: Any, *, binary: bool) -> LossFacts:
     )  # fmt: skip
 
 
+# -- a loss that is not finite -----------------------------------------------------------------
+
+
+def _is_broken(loss: torch.Tensor) -> bool:
+    with quiet():
+        return is_plain(loss) and not math.isfinite(loss)
+
+
+def _origin(start: Any) -> str:
+    """Return the operation that turned finite numbers into a loss that is not."""
+    pending, seen = [start], set()
+    with quiet():
+        while pending and len(seen) < 4 * _MOST_NODES:
+            node = pending.pop(0)
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if made := _made(node):
+                return made
+            pending += [each for each, _ in node.next_functions]
+    return ""
+
+
+def _made(node: Any) -> str:
+    """Return in words how an operation made finite numbers infinite or NaN."""
+    name, given, divisor, result = _name(node), *(saved(node, each) for each in _SAVED)
+    numbers = next((each for each in (divisor, given, result) if each is not None), None)
+    if numbers is None or not numbers.is_floating_point() or numbers.numel() > _MOST_VALUES:
+        return "mean() of no values" if _is_empty_mean(node) else ""
+    finite = bool(numbers.isfinite().all())
+    zeros, negative = int((numbers == 0).sum()), int((numbers < 0).sum())
+    if name in ("Log", "Log2", "Log10") and finite and zeros + negative:
+        what = f"{zeros:,} zeros" if zeros else f"{negative:,} negative numbers"
+        return f"log() of {what}, of {numbers.numel():,} numbers"
+    if name == "Div" and divisor is not None and finite and zeros:
+        return f"a division by 0, in {zeros:,} of {numbers.numel():,} numbers"
+    infinite = int((numbers == math.inf).sum())
+    # of NaN in what they return, the fault is that of an earlier operation
+    if name in ("Rsqrt", "Exp") and given is None and infinite and not numbers.isnan().any():
+        return f"{name.lower()}(), in {infinite:,} of {numbers.numel():,} numbers"
+    return ""
+
+
+_SAVED = "self", "other", "result"
+
+
+def _is_empty_mean(node: Any) -> bool:
+    return _name(node) == "Mean" and getattr(node, "_saved_self_sym_numel", 1) == 0
+
+
 def relation_of(given: torch.Tensor | None, loss: LossFacts) -> str:
     """Return how labels relate to what the model was given.
 
@@ -309,8 +359,11 @@ class LossWatch:
         for each in tensors if isinstance(tensors, (list, tuple)) else [tensors]:
             if isinstance(each, torch.Tensor) and each.numel() == 1:
                 self.values = True
-                if self.looks and len(self._found) < 8:
+                broken = _is_broken(each)
+                if (self.looks or broken) and len(self._found) < 8:
                     found = read_loss(each)
+                    if found is not None and broken:
+                        found = found._replace(broken=_origin(each.grad_fn))
                     self.hidden |= found is None
                     if found is not None:
                         relation = relation_of(self._entry(), found)

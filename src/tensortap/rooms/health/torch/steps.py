@@ -62,6 +62,7 @@ class _WatchedGradient:
         self._new: torch.Tensor | None = None  # a sample of what is added to the gradient
         self._computed = 0  # times since the last step
         self._discarded = self._carried = False
+        self._zeroed = 0  # times that fresh gradients were zeroed since the last step
         self._used: _Version | None = None  # by the last step
         self._latest: _Version | None = None
 
@@ -98,18 +99,20 @@ class _WatchedGradient:
 
     def on_zeroed(self) -> None:
         """Note that the optimizer is about to zero the gradient."""
+        self._zeroed += bool(self._computed) and not self._discarded
         self._discarded = bool(self._computed)
         self._carried = False
 
-    def before_step(self) -> tuple[bool, bool]:
-        """Return whether the gradient was discarded, or added to an old one."""
+    def before_step(self) -> tuple[bool, bool, bool]:
+        """Return whether the gradient was discarded, all but the last, or added to an old one."""
         gradient = self._gradient()
         lost = bool(self._computed) and (gradient is None or self._discarded)
-        return lost, self._carried and gradient is not None
+        return lost, self._zeroed > 1 and not lost, self._carried and gradient is not None
 
     def after_step(self) -> None:
         gradient = self._gradient()
-        self._computed, self._carried = 0, False
+        self._computed = self._zeroed = 0
+        self._carried = False
         self._used = None if gradient is None else _Version(gradient)
 
     def _gradient(self) -> torch.Tensor | None:
@@ -142,7 +145,7 @@ class StepHooks:
 
     def _forget(self) -> None:
         self._steps = 0
-        self._discarded = self._carried = False
+        self._discarded = self._zeroed = self._carried = False
         self._trainable: set[int] = set()  # those of them that required gradients then
         self._with_gradient: set[int] = set()
         self._dropout: dict[str, None] = {}
@@ -264,8 +267,9 @@ class StepHooks:
     def _judge_gradients(self, optimizer: Any) -> None:
         found = [each.before_step() for each in self._watched.get(id(optimizer), ())]
         if found:
-            lost, carried = (all(flags) for flags in zip(*found, strict=True))
+            lost, zeroed, carried = (all(flags) for flags in zip(*found, strict=True))
             self._discarded |= lost
+            self._zeroed |= zeroed
             self._carried |= carried
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -316,6 +320,7 @@ class StepHooks:
             self._steps,
             len(optimized.difference(map(id, parameters.values()))),
             self._discarded,
+            self._zeroed,
             self._carried,
             self._has_modes and bool(self._steps) and not self._root.training,
             tuple(self._dropout),
