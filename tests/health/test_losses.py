@@ -65,6 +65,10 @@ CASES = {
         lambda: (classifier(nn.Softmax(1)), divergence),
         lambda: (classifier(nn.LogSoftmax(1)), divergence),
     ),
+    "not_log_probabilities beside an entropy": (
+        lambda: (classifier(nn.Softmax(1)), divergence),
+        lambda: (classifier(nn.Softmax(1)), lambda out, y: (out * (out + 1e-8).log()).sum()),
+    ),
     "cut_logits": (
         lambda: (classifier(nn.ReLU()), F.cross_entropy),
         lambda: (classifier(), F.cross_entropy),
@@ -141,6 +145,50 @@ def test_a_loss_that_stays_at_chance(is_shuffled):
         return F.cross_entropy(net(x), y.roll(1) if is_shuffled else y)
 
     assert ("not_learning" in found(net, loss, steps=60, lr=0.03)) is is_shuffled
+
+
+def test_a_loss_that_leaves_chance_late_is_no_hint():
+    net = classifier()
+
+    def loss(number):
+        x, y = batch(64)
+        return F.cross_entropy(net(x), y.roll(1) if number < 50 else y)
+
+    assert "not_learning" not in found(net, loss, steps=110, lr=0.03)
+
+
+def test_labels_that_are_the_tokens_of_an_encoder_are_no_hint():
+    class Copies(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.out = nn.Embedding(20, 8), nn.Linear(8, 20)
+
+        def forward(self, source, target):
+            return self.out(self.tokens(source).mean(1, keepdim=True) + self.tokens(target))
+
+    net = Copies()
+
+    def loss(_):
+        source = torch.randint(2, 20, (8, 6))
+        target = torch.cat([torch.ones(8, 1, dtype=torch.long), source], 1)
+        return F.cross_entropy(net(source, target[:, :-1]).transpose(1, 2), target[:, 1:])
+
+    assert found(net, loss) == set()
+
+
+@pytest.mark.parametrize("is_graph", [True, False])
+def test_nodes_of_one_graph_may_influence_each_other(is_graph):
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.layer(x) - self.layer(x).mean(0)
+
+    net, nodes = Graph(), torch.randn(8, 4)
+    rules = found(net, lambda _: net(nodes if is_graph else torch.randn(8, 4)).square().mean())
+    assert ("rows_mixed" in rules) is not is_graph
 
 
 @pytest.mark.parametrize("divided", [False, True])

@@ -63,6 +63,7 @@ _NOT_CHOSEN = {
     "replicas": "a rank whose weights or optimizer state differ from those of the others",
     "outlier": "a rank that is far from the others",
     "behind": "a rank that is behind the others, or sends nothing",
+    "same_data": "replicas that all get the same data",
     "clip_norm": "gradients that are clipped by a norm which is not that of the whole model",
     "unseen": "what cannot be observed as usual",
     "remark": "limits of what is observed",

@@ -434,10 +434,21 @@ def not_learning(facts: StepFacts, state: State, share: float = 0.95, patience: 
             chance = -sum(n / total * math.log(n / total) for n in counts if n)
         if chance and each.value is not None and math.isfinite(each.value):
             state.setdefault("shares", []).append((steps, each.value / chance, each.value, chance))
+    if facts.losses:
+        state["verdict"] = _stays_at_chance(facts, state, steps, share, patience)
+    # some are slow at first: a short training is judged at its end
+    if state.get("verdict") and (facts.ended or steps >= _LONG):
+        yield "loss", state["verdict"]
+
+
+def _stays_at_chance(
+    facts: StepFacts, state: State, steps: int, share: float, patience: int
+) -> str:
+    """Return what to check about a loss that stays at chance; empty if it does not."""
     late = [each for each in state.get("shares", ()) if each[0] > patience // 2]
     classes = sum(n > 0 for n in state.get("counts", ()))
     if steps < patience * max(1.0, classes / 10) or len(late) < 4:  # many of them take longer
-        return
+        return ""
     recent, first = late[-8:], state["shares"][:3]
     mean = sum(each[1] for each in recent) / len(recent)
     before = sum(each[1] for each in first) / len(first)
@@ -449,12 +460,12 @@ def not_learning(facts: StepFacts, state: State, share: float = 0.95, patience: 
         rate = max(facts.rates, default=0.0)
         frozen = sum(not each.trainable for each in facts.parameters)
         kept = f"; {frozen} of {len(facts.parameters)} parameters are frozen" if frozen else ""
-        message = (
+        return (
             f"it does not learn: after {steps} steps the loss is {value:.4g}, and the best "
             f"constant answer has {chance:.4g}; check that inputs and labels belong together, "
             f"that the input reaches the output, and the learning rate ({rate:.3g}){kept}"
         )
-        yield "loss", message
+    return ""
 
 
 @rule_of_steps(HINT, "graph")
@@ -643,6 +654,7 @@ def never_changes(steps: int = 30) -> Rule:
     return rule
 
 
+_LONG = 300  # steps after which a loss at chance is reported during training
 _WEIGHTS = frozenset((Kind.WEIGHT, Kind.WEIGHT_GRADIENT))
 RULES = (
     gradient_discarded(), gradient_zeroed(), gradient_not_zeroed(), broken_loss(), learning_rate(),

@@ -78,8 +78,9 @@ class TrackedAlerts:
                 self._record(alert, record.world_size)
             if suspected := self._monitor.suspected:
                 self._monitor.suspected = set()
-                for kind, name in suspected if self.budget is not None else ():
-                    self.budget.hurry(kind, name.removeprefix(self.prefix))
+                if self.budget is not None:
+                    for kind, name in suspected:
+                        self.budget.hurry(kind, name.removeprefix(self.prefix))
 
     def raise_alert(self, alert: Alert, prefix: str) -> None:
         """Take an alert that a listener has raised."""

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import unserializable_hook
 
-from tensortap.rooms.health.steps import ParameterFacts, StepFacts
+from tensortap.rooms.health.steps import ParameterFacts, StepFacts, empty_step
 from tensortap.rooms.health.torch.losses import LossWatch, on_backward
 from tensortap.rooms.health.torch.passes import PassWatch, is_checked
 from tensortap.rooms.health.torch.probe import is_norm_with_modes
@@ -129,7 +129,7 @@ class StepHooks:
         self._tracked, self._observer, self._check = tracked, observer, check
         self._root = tracked.root
         self._passes = PassWatch(tracked.root, self._guarded)
-        self._losses = LossWatch(lambda: self._passes.entry)
+        self._losses = LossWatch(lambda: self._passes.entries)
         inner = (each.optimizer for each in tracked.optimizers if not each.wraps)
         self._optimizers = [each for each in inner if isinstance(each, torch.optim.Optimizer)]
         self._undo: list[Callable[[], object]] = []
@@ -232,6 +232,7 @@ class StepHooks:
     def detach(self) -> None:
         if self._dropout or self._passes.has_evaluated:  # after the last step
             self._guarded(self._end_step, True)
+        self._guarded(self._check, empty_step(self._observer.step_number)._replace(ended=True))
         while self._undo:
             self._guarded(self._undo.pop())
         self._watched.clear()
