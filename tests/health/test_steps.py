@@ -151,6 +151,20 @@ def test_gradients_zeroed_between_micro_batches(bug):
     assert (("gradient_zeroed", "model") in found) is bug
 
 
+def test_a_closure_may_zero_gradients_several_times():
+    net = model()
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=4)
+    batch = torch.randn(8, 4)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (net(batch) - 1).square().mean()
+        loss.backward()
+        return loss
+
+    assert train(net, optimizer, lambda: optimizer.step(closure), hints=True) == set()
+
+
 def test_gradients_that_are_never_zeroed():
     net = model()
     optimizer = sgd(net)

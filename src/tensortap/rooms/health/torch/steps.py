@@ -265,17 +265,17 @@ class StepHooks:
             return  # it computes the gradients within the step
         self._judge_gradients(optimizer)
 
-    def _judge_gradients(self, optimizer: Any) -> None:
+    def _judge_gradients(self, optimizer: Any, closure: bool = False) -> None:
         found = [each.before_step() for each in self._watched.get(id(optimizer), ())]
         if found:
             lost, zeroed, carried = (all(flags) for flags in zip(*found, strict=True))
             self._discarded |= lost
-            self._zeroed |= zeroed
+            self._zeroed |= zeroed and not closure  # which an optimizer may call several times
             self._carried |= carried
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if _has_closure(args, kwargs):
-            self._judge_gradients(optimizer)
+            self._judge_gradients(optimizer, closure=True)
         for gradient in self._watched.get(id(optimizer), ()):
             gradient.after_step()
         parameters = list(parameters_of(optimizer))
