@@ -65,7 +65,8 @@ def _find(batch: _Batch) -> dict[str, str] | None:
         is_here = other.counters is batch.counters  # equal if empty
         same = is_here and other[1:4] == batch[1:4]
         if same and all(map(_Mark.is_same, other.marks, batch.marks)):
-            return other.tags
+            tags: dict[str, str] = other.tags
+            return tags
     return None
 
 
