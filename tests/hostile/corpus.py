@@ -23,6 +23,7 @@ from tensortap.core.record import Fields, Items, Kind, Mapping, Number, Opaque, 
 from tensortap.rooms.compact.compact import compact_run
 from tensortap.rooms.ops.explanation import ChainLink, Operand, OperationExplanation
 from tensortap.runs import rows
+from tensortap.runs.folders import end_run
 from tensortap.runs.run_reader import RunReader
 from tensortap.runs.tables import TailFile
 from tensortap.stats import summarize_array
@@ -72,6 +73,7 @@ def good_run(folder: Path, *, sealed: bool, compacted: bool = False) -> Path:
     if sealed:
         writer.close()
         if compacted:
+            end_run(writer.path)
             compact_run(RunReader(writer.path))
         return writer.path
     copy = folder / "open"
