@@ -7,7 +7,6 @@ has its step, and if its part was sealed when the window was written; all others
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterable
@@ -165,13 +164,12 @@ def read_windows(
         steps = _NAME.fullmatch(name)
         manifest = _read_manifest(run, f"{FOLDER}/{name}/{MANIFEST}") if steps else None
         if manifest is not None and name == f"{manifest.first}-{manifest.last}":
-            sizes = {RECORDS: manifest.rows, WHOLE: manifest.rolled}
-            paths = {f"{FOLDER}/{name}/{file}": rows for file, rows in sizes.items()}
-            with contextlib.suppress(CorruptFile):  # a link leads out of the run
-                found.append(Window(manifest, *(
-                    WindowFile(contained(run, path), rows, functools.partial(opened, path))
-                    for path, rows in paths.items()
-                )))  # fmt: skip
+            files = [
+                WindowFile(contained(run, path), rows, functools.partial(opened, path))
+                for file, rows in ((RECORDS, manifest.rows), (WHOLE, manifest.rolled))
+                if (path := f"{FOLDER}/{name}/{file}")
+            ]
+            found.append(Window(manifest, *files))
     accepted: list[Window] = []
     for window in sorted(found, key=lambda each: (each.manifest.first, each.manifest.last)):
         if not accepted or window.manifest.first > accepted[-1].manifest.last:
