@@ -57,10 +57,12 @@ class Finder:
         self._pause = pause
         self._roots = tuple(os.path.join(path, "") for path in (str(root), os.path.realpath(root)))
         self._known: dict[str, str | None] = {"": None}  # the owners of files
+        self._places: dict[str, _Place] = {}  # modules that were looked up in this search
 
     def find(self) -> dict[str, Modification]:
         """Return the modifications by the qualified name of what they replace."""
         found: dict[str, Modification] = {}
+        self._places = {}
         for place, content in self._namespaces():
             for key in list(content):
                 self._look(place, key, content.get(key), found)
@@ -68,6 +70,11 @@ class Finder:
 
     def _look(self, place: _Place, key: str, found: Any, into: dict[str, Modification]) -> None:
         for value in _functions(found):
+            if not callable(value):
+                continue
+            if type(value) is types.FunctionType:  # most are, and belong to a package
+                if self._known.get(value.__code__.co_filename) not in (None, PROJECT):
+                    continue
             origin = self._origin(value)
             if origin is None or origin.owner != PROJECT:
                 continue
@@ -78,8 +85,10 @@ class Finder:
             into[where] = Modification(by, origin.file or None, origin.line or None)
 
     def _place(self, module: str) -> _Place:
-        file = _text(_content(sys.modules.get(module)).get("__file__"))
-        return _Place(self._owner(file, module), file, module)
+        if module not in self._places:
+            file = _text(_content(sys.modules.get(module)).get("__file__"))
+            self._places[module] = _Place(self._owner(file, module), file, module)
+        return self._places[module]
 
     def _namespaces(self) -> Iterator[tuple[_Place, Mapping[str, Any]]]:
         """Yield the modules of packages and the classes that are defined in them."""
@@ -133,11 +142,9 @@ class Finder:
             return _Place(owner, file, module, code.co_qualname, code.co_firstlineno)
         if issubclass(type(value), type):
             return self._class_place(value)
-        if callable(value):
-            kind = self._class_place(type(value))
-            if kind.module == "unittest.mock" or kind.owner == PROJECT:
-                return kind._replace(owner=PROJECT)
-        return None
+        kind = self._class_place(type(value))
+        is_replaced = kind.module == "unittest.mock" or kind.owner == PROJECT
+        return kind._replace(owner=PROJECT) if is_replaced else None
 
 
 def _functions(value: Any) -> tuple[Any, ...]:
