@@ -92,7 +92,7 @@ class Screen:
         return False
 
     def draw(self, overview: Overview, rates: Rates, console: Console) -> Group:
-        """Return what fits: alerts, names with NaN or Inf, metrics, other names, and the programs."""
+        """Return what fits: alerts, names with NaN or Inf, metrics, others, and the programs."""
         from rich.console import Group
         from rich.text import Text
 
