@@ -97,7 +97,7 @@ class Progress:
                 os.register_at_fork(after_in_child=self._forget_guard)
                 with theirs:
                     subprocess.run(
-                        ["/bin/sh", "-c", _GUARD], stdin=theirs, stdout=subprocess.DEVNULL,
+                        ["/bin/sh", "-c", _GUARD], stdin=theirs.fileno(), stdout=subprocess.DEVNULL,
                         check=False, start_new_session=True,
                     )  # fmt: skip
             if self._is_ours():
