@@ -12,27 +12,26 @@ import tensortap as tap
 from tensortap.core.record import Kind
 from tensortap.rooms.track.batches import Costs
 from tensortap.rooms.track.budget import Budget, parse_budget
+from tensortap.rooms.track.observing import Observed
 
 
-def simulated(share, costs_ns, steps, step_ns=10_000_000):
+def simulated(share, costs_ns, steps, step_ns=10_000_000, fixed_ns=0):
     """Steps whose looks cost what is said, by a clock of its own; what each step looked at."""
     costs = Costs()
     budget = Budget(share, costs)
     keys = {(Kind.WEIGHT, name): cost for name, cost in costs_ns.items()}
     budget.names = lambda: keys
     now, spent, seen = 1, 0, []
+    budget.begin_step(0)
     for step in range(steps):
-        budget.begin_step(step)
-        cost = sum(keys[key] for key in budget.chosen)
-        for key in budget.chosen:
-            entry = costs.setdefault(key, [0, 0])
-            entry[0] += 1
-            entry[1] += keys[key]
-        costs.total += cost
+        seen.append([name for _, name in budget.chosen])
+        looks = [keys[key] for key in budget.chosen]
+        costs.add([Observed(name, kind) for kind, name in budget.chosen], looks)
+        cost = sum(looks) + fixed_ns
         spent += cost * (step > 1)  # the first two look at everything
         now += step_ns + cost
-        budget.end_step(now, 0)
-        seen.append([name for _, name in budget.chosen])
+        budget.begin_step(step + 1)
+        budget.end_step(now, fixed_ns)
     assert [sorted(each) for each in seen[:2]] == [sorted(costs_ns)] * 2
     return spent / (steps * step_ns), seen
 
@@ -50,6 +49,13 @@ def test_a_look_that_costs_more_than_a_step_earns_waits_for_more_steps():
     spent, seen = simulated(0.01, {"huge": 3_000_000, "small": 10_000}, 2000)
     assert sum("huge" in step for step in seen) > 3
     assert spent <= 0.01
+
+
+def test_looks_have_a_quarter_of_a_budget_that_the_steps_alone_exceed():
+    costs = {f"w{i}": 20_000 for i in range(10)}
+    spent, seen = simulated(0.01, costs, 4000, fixed_ns=150_000)
+    assert 0.15 < (spent - 0.015) / 0.01 < 0.25
+    assert all(sum(name in step for step in seen) > 30 for name in costs)
 
 
 def test_shares():
