@@ -233,7 +233,7 @@ class Budget:
         self._saved = min(self._saved + self._for_looks() - paid, most)
 
     def _note_pace(self, plain: float) -> None:
-        """Follow the median of what steps take without us: a pause must not earn looks for hours."""
+        """Follow the median of what steps take without us: a pause must not earn hours of looks."""
         if self._begun <= _FEW:  # the first ones compile
             self._step_ns = max(0.0, min(plain, self._step_ns or plain))
         elif not self._looked:

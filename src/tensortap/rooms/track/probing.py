@@ -99,10 +99,10 @@ class Probing:
         what = "operations" if request.action == "ops" else request.pattern
         return f"{what} for {steps} steps"
 
-    def end_step(self, step: int) -> None:
+    def end_step(self) -> None:
         """Close what was opened for steps that have passed."""
-        for entry in list(self._open) if self._open else ():
-            if entry[0] <= step:
+        for entry in list(self._open):
+            if entry[0] <= self._observer.step_number:
                 self._open.remove(entry)
                 entry[2].close()
 

@@ -115,7 +115,7 @@ class Tracker:
         observer.advance()
         try:
             self._follow()
-            self._probing.end_step(observer.step_number)
+            self._probing.end_step()
         except Exception as error:
             pipeline.fault("tracker.switch", error)
         if budget is not None:
