@@ -6,8 +6,8 @@ anyway: `tracker.step`, and what the threads of tensortap take from the cores. T
 gradients gets what is left, up to three quarters; if that is too little, it is computed in each
 n-th step. The rest is saved for looks: at least a quarter, so that every tensor gets its turn. A
 look that costs more than a step earns waits until enough steps have earned it. It pays what it
-costs usually, because the scheduler may take the processor away in any step. The first two steps
-look at everything, and pay nothing.
+costs usually, because the scheduler may take the processor away in any step. The first four steps
+look at everything, and pay nothing; so do steps 10, 30, 100, 300 and so on, which pay.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ _FOR_NORM = 0.125  # of a budget, at least
 _LOOKING = 150_000  # of a step with looks, besides what each costs
 _TURNS = 4  # times that, a step with looks pays for them
 _LIFTED = 3  # steps in which everything of a module is looked at after an alert about it
+_DEBT = 100  # steps whose earnings looks may owe
 _FEW = 20  # steps after which the pace and the cost of the norm are known
 _WRITING = 10  # steps in which the records of free looks are written
 _MEMORY = 2e9  # nanoseconds over which the work of threads is averaged
 _FIRST = 2  # looks at everything that are not paid for: the first ones compile
+_FREE_STEPS = 4  # in which everything is looked at: rules want three steps in a row
 _OUTPUTS = (Kind.ACTIVATION, Kind.GRADIENT)
 
 Look = tuple[Kind, ...]
@@ -119,10 +121,16 @@ class Budget:
         """Look at everything of a module in the next steps; "" is the whole model."""
         self._lifted[module] = step + _LIFTED
 
+    def hurry(self, kind: Kind, name: str) -> None:
+        """Look at a tensor again before all others, as soon as that is paid for."""
+        if (turn := _turn_of(kind, name)) in self._turns:
+            self._turns.move_to_end(turn, last=False)
+
     def begin_step(self, step: int) -> bool:
         """Choose what this step looks at; return whether it is anything."""
         if not self._begun:  # the first picture is whole, and tells what each name costs
-            self._lifted[""] = step + 1
+            self._lifted[""] = step + _FREE_STEPS - 1
+        whole = _is_whole(self._begun)
         self._was_free = bool(self._lifted)
         if self._lifted:
             self._lifted = {name: last for name, last in self._lifted.items() if last >= step}
@@ -131,32 +139,33 @@ class Budget:
         self._looked, self._priced, self._price = self._looks, self._price, 0.0
         self._names = len(self.chosen)
         if self.everything:
-            self._looks = bool(self._lifted) or self._saved >= self._whole_look
+            self._looks = bool(self._lifted) or whole or self._saved >= self._whole_look
             return self._looks
         if self.chosen:
             self.chosen = {}
-        if self._begun >= self._arranging:  # modules and states come and go
+        if whole or self._begun >= self._arranging:  # modules and states come and go
             self._arranging += min(self._begun, 1024)
             self.arrange()
-        if self._lifted or self._saved >= self._needed > 0:
-            self._choose()
+        if whole or self._lifted or self._saved >= self._needed > 0:
+            self._choose(whole)
         self._looks = bool(self.chosen)
         return self._looks
 
-    def _choose(self) -> None:
-        left = self._saved - _LOOKING
+    def _choose(self, whole: bool) -> None:
+        left, price = self._saved - _LOOKING, 0.0
         for turn in list(self._turns):
-            if not self._is_lifted(turn):
+            if whole or not self._is_lifted(turn):
                 cost = self._cost(turn)
-                if left <= 0 or cost > left:
+                if not whole and (left <= 0 or cost > left):
                     if not self._lifted:
                         break
                     continue
-                left -= cost
+                left, price = left - cost, price + cost
             self._turns.move_to_end(turn)
             self.chosen.update(dict.fromkeys(self._turns[turn]))
-        if left < self._saved - _LOOKING:
-            self._price, self._saved = self._saved - left, left
+        if price:
+            self._price = price + _LOOKING
+            self._saved -= self._price
         self._tried.update(self.chosen)
 
     @property
@@ -168,8 +177,7 @@ class Budget:
         """Put what belongs together into one turn: an output and its gradient, a parameter."""
         found: dict[str, list[tuple[Kind, str]]] = {}
         for kind, name in self.names() if self.names is not None else ():
-            family = "output" if kind in _OUTPUTS else kind.value
-            found.setdefault(f"{family} {name}", []).append((kind, name))
+            found.setdefault(_turn_of(kind, name), []).append((kind, name))
         known = {turn: found[turn] for turn in self._turns if turn in found}
         self._turns = collections.OrderedDict({**known, **found})
 
@@ -230,7 +238,8 @@ class Budget:
         self._norm_saved = min(self._norm_saved + self._for_norm(), 2 * self._norm_ns)
         self._needed = self._whole_look if self.everything else self._next_price()
         most = 100 * self._earned() + self._needed
-        self._saved = min(self._saved + self._for_looks() - paid, most)
+        saved = max(self._saved + self._for_looks() - paid, -_DEBT * self._earned())
+        self._saved = min(saved, most)
 
     def _note_pace(self, plain: float) -> None:
         """Follow the median of what steps take without us: a pause must not earn hours of looks."""
@@ -252,3 +261,16 @@ class Budget:
             return 0.0
         self._whole_look = max(own, elapsed - self._step_ns)
         return self._whole_look
+
+
+def _is_whole(number: int) -> bool:
+    """Return whether a step looks at everything: 10, 30, 100, 300 and so on.
+
+    >>> [number for number in range(4000) if _is_whole(number)]
+    [10, 30, 100, 300, 1000, 3000]
+    """
+    return number >= 10 and str(number).rstrip("0") in ("1", "3")
+
+
+def _turn_of(kind: Kind, name: str) -> str:
+    return f"{'output' if kind in _OUTPUTS else kind.value} {name}"
