@@ -11,15 +11,15 @@ import functools
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from tensortap.core.files import CorruptFile, contained, plain, read_small
-from tensortap.runs.arrow import read_groups, row_indices
-from tensortap.runs.rows import check_columns, unreadable, validated
-from tensortap.runs.tables import NameCounts
+from tensortap.core.files import CorruptFile, check_regular, contained, plain, read_small
+from tensortap.core.record import Kind
+from tensortap.runs.arrow import leaf_statistics, read_groups, row_indices
+from tensortap.runs.rows import check_columns, check_rows, unreadable, validated
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,6 +34,10 @@ _LARGEST_GROUP = 1 << 30  # bytes of a row group in memory
 _LARGEST_MANIFEST = 64 << 20  # bytes; it has the names, and three numbers per rank
 _NAME = re.compile(r"(-?\d{1,18})-(-?\d{1,18})")
 _WORDS = ["name", "kind", "dtype"]
+_KINDS = {kind.value for kind in Kind}
+# what a stranger may have written
+_Number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -42,15 +46,16 @@ class Manifest(msgspec.Struct, frozen=True):
     format: int
     first: int  # step
     last: int
-    rows: int
-    rolled: int  # rows of the roll-up
-    parts: dict[int, int]  # rank → how many of its parts were sealed
-    seqs: dict[int, int]  # rank → its last record then
-    ranks: dict[int, tuple[int, int, int, int]]  # → records, first and last step, time of the last
+    rows: _Count
+    rolled: _Count  # rows of the roll-up
+    parts: dict[_Count, _Count]  # rank → how many of its parts were sealed
+    seqs: dict[_Count, _Number]  # rank → its last record then
+    # rank → records, first and last step, time of the last
+    ranks: dict[_Count, tuple[_Number, _Number, _Number, _Number]]
     # the following are about all windows up to this one
-    covered: dict[int, int]  # rank → how many of its first parts have no loose rows
-    names: NameCounts  # of these parts, in order of first appearance
-    missing: int  # records that these parts say were dropped
+    covered: dict[_Count, _Count]  # rank → how many of its first parts have no loose rows
+    names: dict[str, dict[str, _Count]]  # of these parts, in order of first appearance
+    missing: _Count  # records that these parts say were dropped
 
 
 class WindowFile:
@@ -68,12 +73,14 @@ class WindowFile:
         import pyarrow.parquet as pq
 
         try:
-            footer = pq.read_metadata(self._opened())
+            source = self._opened()
+            if isinstance(source, Path):
+                check_regular(source)
+            footer = pq.read_metadata(source)
+            check_columns(self.path, footer.schema.to_arrow_schema())
         except unreadable() as error:
             raise CorruptFile(f"{self.path} cannot be read: {plain(str(error))}") from None
-        check_columns(self.path, footer.schema.to_arrow_schema())
-        if footer.num_rows != self._rows:
-            raise CorruptFile(f"{self.path} has {footer.num_rows} rows, not {self._rows}")
+        check_rows(self.path, footer, self._rows)
         return footer
 
     @functools.cached_property
@@ -88,17 +95,13 @@ class WindowFile:
         return [group for group in range(len(self.sizes)) if self._may_hold(group, series)]
 
     def _may_hold(self, group: int, series: Iterable[tuple[str, str]]) -> bool:
-        name, kind = (self.footer.row_group(group).column(i).statistics for i in (0, 1))
-        if any(each is None or not each.has_min_max for each in (name, kind)):
-            return True
-        return any(kind.min <= k <= kind.max and name.min <= n <= name.max for k, n in series)
+        (first, last), (low, high) = self.bounds(group, "name"), self.bounds(group, "kind")
+        return any(low <= kind <= high and first <= name <= last for kind, name in series)
 
     def bounds(self, group: int, column: str) -> tuple[str, str]:
         """Return the first and the last name, or kind, of a row group, as far as it is known."""
-        at = ("name", "kind").index(column)
-        found = self.footer.row_group(group).column(at).statistics
-        known = found is not None and found.has_min_max
-        return (found.min, found.max) if known else ("", "\U0010ffff")
+        found = leaf_statistics(self.footer, group, column)
+        return (found.min, found.max) if found is not None else ("", "\U0010ffff")
 
     def read(self, group: int, columns: list[str]) -> pa.Table:
         """Return columns of a row group."""
@@ -179,8 +182,8 @@ def _read_manifest(run: Path, path: str) -> Manifest | None:
         found = msgspec.json.decode(read_small(run, path, _LARGEST_MANIFEST), type=Manifest)
     except (OSError, CorruptFile, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    counts = (found.rows, found.rolled, found.missing, *found.parts.values())
-    return found if found.format == 1 and found.first <= found.last and min(counts) >= 0 else None
+    known = all(_KINDS.issuperset(kinds) for kinds in found.names.values())
+    return found if found.format == 1 and found.first <= found.last and known else None
 
 
 def covering(windows: Iterable[Window]) -> Manifest | None:
