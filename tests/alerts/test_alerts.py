@@ -338,37 +338,15 @@ def test_constant():
     assert shown(monitor, tensor("ln.weight", ones, kind=Kind.WEIGHT))
 
 
-def test_loss_spike():
-    rng = np.random.default_rng(0)
-    losses = [5.0 * 0.99**i + 0.1 * float(rng.standard_normal()) for i in range(200)]
-
-    def steps(values, **options):
-        monitor = AlertMonitor([alerts.loss_spike(**options)])
-        return [i for i, v in enumerate(values) if monitor.see(metric(v, i))]
-
-    assert steps(losses) == []
-    assert steps([*losses[:100], 12.0, *losses[100:]]) == [100]
-    assert steps([*losses[:100], 12.0], rise=10.0) == []
-    monitor = AlertMonitor([alerts.loss_spike()])
-    assert not [v for i, v in enumerate([1.0] * 20 + [99.0]) if monitor.see(metric(v, i, "lr"))]
-    (alert,) = shown(AlertMonitor(), *(metric(v, i) for i, v in enumerate([1.0] * 20 + [99.0])))
-    assert alert.facts["value"] == 99.0
-    assert alert.message == "99 is far above the typical value of 1"
-
-
-@pytest.mark.parametrize("shape", ["errors of one value", "errors of eight", "rates", "signed"])
-def test_losses_of_small_batches_are_no_spikes(shape):
-    """Each of eight ranks computes its loss from a few samples, so it is skewed."""
-    rng = np.random.default_rng(0)
-    draw = {
-        "errors of one value": lambda: rng.chisquare(1, 1000),
-        "errors of eight": lambda: rng.chisquare(8, 1000) / 8,
-        "rates": lambda: np.exp(rng.normal(0, 0.5, 1000)),
-        "signed": lambda: rng.exponential(1.0, 1000) - 0.5,
-    }[shape]
-    for _ in range(8):
-        monitor = AlertMonitor([alerts.loss_spike()])
-        assert not [v for i, v in enumerate(draw().tolist()) if monitor.see(metric(v, i))]
+def test_the_norm_of_all_gradients_explodes():
+    norms = [metric(1.0 + i % 3, i, "gradient_norm") for i in range(20)]
+    norms.append(metric(500.0, 20, "gradient_norm"))
+    (alert,) = shown(AlertMonitor([alerts.exploding()]), *norms)
+    assert (alert.name, alert.step) == ("gradient_norm", 20)
+    assert "gradient has a norm of 500" in alert.message
+    assert not shown(
+        AlertMonitor([alerts.exploding()]), *(metric(r.value, r.step, "lr") for r in norms)
+    )
 
 
 def test_user_defined_rule():

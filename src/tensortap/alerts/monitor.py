@@ -98,15 +98,14 @@ class RuleState:
     """Memory of one rule about one tensor; `notes` is free for rules that users write."""
 
     __slots__ = (
-        "_last_found", "_streak_step", "_unreported", "notes", "seen", "seen_finite", "spread",
-        "step_state", "streak", "typical",
+        "_last_found", "_streak_step", "_unreported", "notes", "seen", "seen_finite", "step_state",
+        "streak", "typical",
     )  # fmt: skip
 
     def __init__(self, step_state: StepState) -> None:
         self.step_state = step_state
         self.seen = 0  # calls of `follow`
         self.typical = 0.0
-        self.spread = 0.0
         self.streak = 0
         self._streak_step: int | None = None
         self.seen_finite = False  # whether the tensor has ever been finite
@@ -115,21 +114,9 @@ class RuleState:
         self._unreported = 0  # findings since the last alert
 
     def follow(self, value: float, rate: float) -> None:
-        """Move `typical` and `spread` towards a value: fast at first, later by `rate`.
-
-        The spread takes twice as long: fewer differences than that tell it badly.
-        """
+        """Move `typical` towards a value: fast at first, later by `rate`."""
         self.seen += 1
-        first = 1.0 / self.seen
-        difference = value - self.typical
-        self.typical += max(rate, first) * difference
-        if self.seen > 1:
-            self.spread += max(rate / 2, first) * (abs(difference) - self.spread)
-
-    def another(self, name: str) -> RuleState:
-        """Return the state of another series of numbers about the same tensor."""
-        found: RuleState = self.notes.setdefault(name, RuleState(self.step_state))
-        return found
+        self.typical += max(rate, 1.0 / self.seen) * (value - self.typical)
 
     def in_a_row(self, holds: bool) -> int:
         """Update `streak` and return for how many steps in a row a condition has held."""

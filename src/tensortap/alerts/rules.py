@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from tensortap.alerts.alert import Finding, may_be_mask, module_of
 from tensortap.core.arguments import check_positive, checked
 from tensortap.core.dtypes import DTYPES
-from tensortap.core.patterns import compile_pattern
 from tensortap.core.record import Kind, Record, Summary
 from tensortap.core.rooms import load, rooms
 
@@ -29,7 +28,6 @@ _GRADIENTS = (Kind.GRADIENT, Kind.WEIGHT_GRADIENT)
 _TENSORS = (Kind.ACTIVATION, *_GRADIENTS, Kind.WEIGHT, Kind.OPTIMISER_STATE)
 _NUMBERS = (Kind.METRIC, Kind.VALUE)
 _RATE = 0.05  # how fast the typical gradient follows new ones
-_LARGEST_LOG = 709.0  # of a float
 _FEW_VALUES = 4  # of which all may well be 0
 _PRECISION = 20  # bits; smaller parts of the largest gradient of a step are rounding errors
 
@@ -179,12 +177,17 @@ def exploding(factor: float = 100.0, warmup: int = 10) -> Rule:
     """Report a gradient whose root mean square is `factor` times its typical value.
 
     Of several in a step the largest counts: an optimizer with a closure ends with tiny ones.
+    The norm of all gradients counts, too: within a budget it is all that each step records.
     """
     check_positive("factor", factor)
     distance = math.log2(factor)
 
     def rule(record: Record, state: RuleState) -> str | None:
-        level = _log2_rms(record.stats)
+        if record.kind is Kind.METRIC:
+            norm: Any = record.value if record.name == "gradient_norm" else 0.0
+            level = math.log2(norm) if 0.0 < norm < math.inf else None
+        else:
+            level = _log2_rms(record.stats)
         if level is None:
             return None
         last, largest = state.notes.get("largest", (None, level))
@@ -201,9 +204,10 @@ def exploding(factor: float = 100.0, warmup: int = 10) -> Rule:
         if not explodes:
             return None
         times = 2 ** (level - typical)
-        return f"gradient has an RMS of {2**level:.3g}, {times:,.0f} times its typical value"
+        size = f"an RMS of {2**level:.3g}" if record.stats else f"a norm of {2**level:.3g}"
+        return f"gradient has {size}, {times:,.0f} times its typical value"
 
-    return _named(rule, "exploding", _GRADIENTS, warmup + 1)
+    return _named(rule, "exploding", (*_GRADIENTS, Kind.METRIC), warmup + 1)
 
 
 @checked
@@ -326,49 +330,10 @@ def constant(kinds: Collection[Kind] = (Kind.ACTIVATION,)) -> Rule:
     return _named(rule, "constant", kinds)
 
 
-@checked
-def loss_spike(
-    deviations: float = 6.0, rise: float = 0.1, warmup: int = 10, names: str = "loss"
-) -> Rule:
-    """Report a loss far above its typical value.
-
-    The distance must exceed `deviations` mean deviations and the share `rise` of the typical
-    value. Losses of small batches are skewed, so the same holds for the logarithms of losses that
-    are all positive; of others, the distance must be 3 times as large. `names` is a regular
-    expression for the names of metrics.
-    """
-    pattern = compile_pattern(names, "names")
-
-    def rule(record: Record, state: RuleState) -> Finding | None:
-        value = record.value
-        if type(value) not in (float, int) or not pattern.search(record.name):
-            return None
-        value = float(value)  # type: ignore[arg-type]  # checked above
-        if not math.isfinite(value):
-            return None
-        typical, warm, logs = state.typical, state.seen >= warmup, state.another("logarithms")
-        positive = value > 0.0 and logs.seen == state.seen
-        distance = deviations * state.spread * (1.0 if positive else 3.0)
-        highest = typical + max(distance, rise * abs(typical))
-        if positive:
-            top, level = logs.typical + deviations * logs.spread, math.log(value)
-            highest = max(highest, math.exp(min(top, _LARGEST_LOG)))
-            logs.follow(min(level, top) if warm else level, 0.1)
-        state.follow(min(value, highest) if warm else value, 0.1)
-        if not warm or value <= highest:
-            return None
-        message = f"{value:.4g} is far above the typical value of {typical:.4g}"
-        return Finding(message, facts={"value": value, "typical": typical})
-
-    return _named(rule, "loss_spike", _NUMBERS, warmup + 1)
-
-
 @functools.cache
 def default_rules() -> tuple[Rule, ...]:
     """Return the rules of ``alerts=True``: those over records, and those of the rooms."""
-    found = [
-        nan(), inf(), exploding(), vanishing(), dead(), saturated(), constant(), loss_spike(),
-    ]  # fmt: skip
+    found = [nan(), inf(), exploding(), vanishing(), dead(), saturated(), constant()]
     for room in rooms().values():
         if room.rules is not None:
             found += load(room.rules)

@@ -49,7 +49,6 @@ REMEDIES = {
     "vanishing": "Look for dead layers behind it, a loss times 0, and underflow in 16 bits.",
     "saturated": "Use bfloat16, or scale the tensor.",
     "constant": "Check its input and its initialization.",
-    "loss_spike": "Check the batch of that step; clip gradients or lower the learning rate.",
     "replicas": "Check for missing synchronization and faulty memory; go back to a checkpoint.",
     "outlier": "Check its data and its hardware.",
     "behind": "Check whether its process lives; check its data loading and its hardware.",

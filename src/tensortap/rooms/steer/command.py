@@ -41,7 +41,7 @@ def probe(
     reset: bool = typer.Option(False, "--reset", help="Look as the program says."),
     trace: str | None = typer.Option(None, help="Path of a local variable."),
     ops: bool = typer.Option(False, "--ops", help="Record all operations of the next step."),
-    rules: str | None = typer.Option(None, help="Rules to use from now on: nan,loss_spike"),
+    rules: str | None = typer.Option(None, help="Rules to use from now on: nan,exploding"),
     stop: bool = typer.Option(False, "--stop", help="End training after a step."),
     recompile: bool = typer.Option(False, "--recompile", help="Allow to compile models anew."),
     session: str | None = _SESSION,
