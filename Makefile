@@ -20,12 +20,13 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:  # pip must not run twice in one environment
 .DELETE_ON_ERROR:
-.PHONY: help demo check test sweep attack faults lint docs bench dist clean chromium peers
+.PHONY: help demo check test engines sweep attack faults lint docs bench dist clean chromium peers
 
 help:
 	@echo "make demo    show tensortap at work"
 	@echo "make check   lint and the fast tests, for the inner loop"
 	@echo "make test    run all tests           (ARGS='-k names' for some of them)"
+	@echo "make engines build llama.cpp, and align it with a trainer"
 	@echo "make sweep   track every model of other libraries (ARGS=pattern for some of them)"
 	@echo "make attack  try to break in, and show what held"
 	@echo "make faults  kill, cut, stop and fill disks, and show what held"
@@ -44,6 +45,21 @@ check: lint $(VENV)/.ready-test
 # Three workers on two cores: the tests wait for processes and browsers a quarter of the time.
 test: $(VENV)/.ready-test chromium
 	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
+
+# Not in the environment of the tests: it takes minutes of compiling.
+engines: $(VENV)/.ready-test $(VENV)/engines/.ready
+	PYTHONPATH=$(VENV)/engines $(BIN)/python -m pytest tests/align/llama_cpp_engine.py $(ARGS)
+
+# Only what runs a model on a CPU. The file leaves out a library that the package always switches on.
+LEAN := -DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/tests/align/llama_cpp.cmake -DLLAVA_BUILD=OFF \
+    -DLLAMA_OPENSSL=OFF -DGGML_NATIVE=OFF -DGGML_OPENMP=OFF -DGGML_LLAMAFILE=OFF \
+    -DGGML_CPU_REPACK=OFF -DCMAKE_C_FLAGS_RELEASE=-O1 -DCMAKE_CXX_FLAGS_RELEASE=-O1
+
+$(VENV)/engines/.ready: | $(BIN)/pip
+	@echo "building llama.cpp: some minutes"
+	CMAKE_ARGS="$(LEAN)" CMAKE_BUILD_PARALLEL_LEVEL=2 $(PIP) --target $(@D) --no-deps \
+	    --no-binary llama-cpp-python 'llama-cpp-python>=0.3.36' diskcache 'gguf>=0.19'
+	@touch $@
 
 # Takes about half an hour.
 sweep: $(VENV)/.ready-test

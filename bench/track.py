@@ -130,7 +130,7 @@ def health_rules() -> list[Row]:
     """Measure the rules over training steps alone; no tensor is recorded."""
     from tensortap.rooms.health.rules import RULES
 
-    off = dict.fromkeys(("activations", "gradients", "weights", "optimizer_state"), False)
+    off: dict[str, object] = {"kind": ()}
     with_rules = {**off, "alerts": list(RULES)}
     a, b = _beside(25, 10, with_rules, {**off, "alerts": False}, 4, 128, 8, 64)
     note = f"{len(RULES)} rules, 10 steps of {statistics.median(b) * 100:.0f} ms"

@@ -8,6 +8,7 @@ import torch
 
 import tensortap as tap
 from tests.align.engines import llama, record
+from tests.commands import type_in
 
 pytestmark = pytest.mark.slow  # they import transformers
 BFLOAT16 = torch.bfloat16
@@ -96,3 +97,25 @@ def test_other_experts(tmp_path):
         tap.finish()
     found = tap.align(*(next((tmp_path / name).iterdir()) for name in "ab"))
     assert (found.verdict, found.first.kind, found.first.share) == ("differ", "experts", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("first", "apart", "code", "words"),
+    [
+        (1, 0.0, 0, "agree: 39 contexts are in both"), (1, 3e-7, 0, "rounding only: 39 contexts"),
+        (1, 0.5, 1, "differ: 39 contexts"), (500, 0.0, 2, "no tokens with equal contexts"),
+    ],
+)  # fmt: skip
+def test_the_command(tmp_path, first, apart, code, words):
+    runs = []
+    for begin, value in ((1, np.log(0.5)), (first, np.log(0.5) + apart)):
+        runs.append(tap.init(tmp_path))
+        tap.catch(np.full(40, value, np.float32), "logprobs", tokens=np.arange(begin, begin + 40))
+        tap.finish()
+    report = tmp_path / "report.html"
+    found, out, err = type_in("align", *runs, "--html", report)
+    assert (found, words in out + err) == (code, True), (found, out, err)
+    assert report.is_file() == (code < 2)
+    if code < 2:
+        assert words.split(":")[0] in report.read_text()
+        assert tap.align(*runs).figure().data[0].z.shape == (1, 39)

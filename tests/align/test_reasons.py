@@ -118,6 +118,9 @@ PLANTED = [
     (LATE, "chunked", {}, {"late": 1}, None),
     (SCALE, "left", {}, {}, lambda: changed(llama(), scaling=lambda s: 2 * s)),
     (SCALE, "decoded", {}, {}, lambda: changed(llama(), scaling=lambda s: 1.0)),
+    (SCALE, "packed", {}, {}, lambda: changed(llama(), scaling=lambda s: s * 0.5**0.5)),
+    (LAYER, "decoded", {}, {}, lambda: coarse("model.norm", torch.bfloat16)),
+    (SOFTMAX, "chunked", {"score": in_bfloat16}, {}, None),
 ]  # fmt: skip
 
 
@@ -133,22 +136,26 @@ def test_planted_mismatches_are_named(tmp_path, reason, layout, a, b, change):
     assert found.reasons[0].after < 0.5 * found.reasons[0].before or reason == "positions shifted"
 
 
-@pytest.mark.parametrize("layout", ["left", "decoded"])
-def test_earlier_weights_are_named(tmp_path, layout):
-    class Version(Engine):
-        def __init__(self, number):
-            super().__init__()
-            self.number = number
+class Version(Engine):
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
 
-        def run(self, layout):
-            with later_weights(self.number):
-                super().run(layout)
+    def run(self, layout):
+        with later_weights(self.number):
+            super().run(layout)
 
+
+@pytest.mark.parametrize(
+    ("layout", "versions", "words"),
+    [("left", [0, 0, 1], "1 steps before"), ("decoded", [0, 0, 0], "with A at step 0")],
+)
+def test_earlier_weights_are_named(tmp_path, layout, versions, words):
     first = record(tmp_path / "a", "right", *map(Version, [0, 1, 2]))
-    second = record(tmp_path / "b", layout, *map(Version, [0, 0, 1]))
+    second = record(tmp_path / "b", layout, *map(Version, versions))
     found = tap.align(first, second)
     assert found.reason == WEIGHTS, found
-    assert "1 steps before" in found.reasons[0].evidence
+    assert words in found.reasons[0].evidence
 
 
 def test_digests_of_an_earlier_version_are_named(tmp_path):

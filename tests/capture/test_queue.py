@@ -359,3 +359,21 @@ def test_counts_add_up_with_many_threads_and_a_small_budget(make):
     assert len(queue.sink.sent) + dropped(queue) == 6000
     assert sum(ticket.wait(0) for ticket in taken) == len(queue.sink.sent)
     assert queue.state.put == queue.state.got
+
+
+def test_a_patient_sink_is_woken_by_values_only(make):
+    queue = make(budget=OVERHEAD * 1600 - 1)
+    queue.sink.patience = 3600.0
+    queue.sink.wait = lambda wake, timeout: wake.wait(timeout)
+    put(queue, record("first"), 8)
+    wait_for(lambda: queue.state.asleep)
+    for number in range(90):  # statistics and numbers about steps
+        put(queue, record("loss", number))
+    time.sleep(0.05)
+    assert len(queue.sink.sent) == 1
+    put(queue, record("value"), 8)
+    wait_for(lambda: len(queue.sink.sent) == 92)
+    assert put(queue, record("loss")).wait(60)
+    for number in range(101):  # a sixteenth of the budget
+        put(queue, record("loss", number))
+    wait_for(lambda: len(queue.sink.sent) == 194)

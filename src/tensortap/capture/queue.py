@@ -122,9 +122,15 @@ class Queue:
         state.block = None  # small records that follow come after this one
         state.put += nbytes  # first: an exception of a signal handler may follow a call
         self._entries.append((record, ticket, nbytes))
-        if state.asleep:
+        if state.asleep and not self._can_gather(record, nbytes):
             state.asleep = False
             self._wake.set()
+
+    def _can_gather(self, record: Any, weight: int) -> bool:
+        """Return whether a record without a value may wait until others have come."""
+        state = self.state
+        few = (state.put - state.got) * 16 < self.budget
+        return few and self.sink.patience > 0 and weight <= OVERHEAD * count_of(record)
 
     def fast_path(self, next_seq: Callable[[], int]) -> FastPath | None:
         """Return the C fast path into this queue for small values, if it was built."""
@@ -284,7 +290,7 @@ class Queue:
         if entries:
             self._hand_over(entries)
             if not self._progress.waiting:
-                self._wake.wait(self._pause(entries))
+                self._rest(entries)
             self.sink.wait(self._wake, 0.0)
         else:
             # asleep only with an empty queue: while the sink has no room, waking the thread for
@@ -293,7 +299,7 @@ class Queue:
             if self._progress.waiting:
                 self.sink.hurry()
             if not (self.state.asleep and self._entries):
-                self.sink.wait(self._wake, 1.0)
+                self.sink.wait(self._wake, self.sink.patience or 1.0)
             self.state.asleep = False
         if self.sink.unreachable:
             # in every cycle: a value may have been queued just when nobody was found
@@ -304,6 +310,17 @@ class Queue:
                 self.on_change()
         self.thread_ns = time.thread_time_ns()
         self._progress.notify()
+
+    def _rest(self, entries: list[Any]) -> None:
+        """Let records gather after these were handed over."""
+        pause = self._pause(entries)
+        if self.sink.patience > pause and all(
+            isinstance(each, tuple) and self._can_gather(each[0], each[2]) for each in entries
+        ):
+            self.state.asleep = True  # a value ends this
+            pause = 0.0 if self._entries else self.sink.patience
+        self._wake.wait(pause)
+        self.state.asleep = False
 
     def _pause(self, entries: list[Any]) -> float:
         """Return for how long records may gather after these were handed over."""
@@ -349,6 +366,11 @@ class Queue:
         finally:
             self._handing = False
             self._progress.notify()
+
+
+def count_of(record: Any) -> int:
+    """Return how many records an entry of a queue has: those of `RecordColumns`, or one."""
+    return len(getattr(record, "heads", (record,)))
 
 
 def _key(entry: Entry) -> tuple[str, Kind, int]:

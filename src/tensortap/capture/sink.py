@@ -54,6 +54,8 @@ class Sink(Protocol):
     """
 
     ledger: Ledger
+    patience: float = 0.0
+    """Seconds for which records without values may gather before the thread wakes up."""
     takes_blocks: bool = False
     """Whether `send` also takes blocks of small records."""
 

@@ -55,6 +55,7 @@ class StoreSink(Sink):
     pending = 0
     failing = ""
     takes_columns = True
+    patience = _AGE
 
     def __init__(
         self, run: Path, rank: int, *, durable: bool = False, ledger: Ledger | None = None

@@ -35,8 +35,7 @@ from tensortap.rooms.align.result import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Integers = NDArray[np.int64]
-    Floats = NDArray[np.float64]
+    from tensortap.rooms.align.contexts import Floats, Hashes, Integers
 
 LOGPROBS, HIDDEN, EXPERTS, NUMBERS = "log-probabilities", "hidden states", "experts", "numbers"
 _QUANTILES = (0.5, 0.9, 0.99)
@@ -106,8 +105,8 @@ def _pairs(a: TokenRun, b: TokenRun, names: Mapping[str, str]) -> list[tuple[str
 class _MatchedRows(NamedTuple):
     """Matched rows of one name in both runs, in the order of A, and their entries."""
 
-    a: Integers
-    b: Integers
+    a: Any  # an index: a slice if these are all rows in their order
+    b: Any
     entry_a: Integers
     entry_b: Integers
 
@@ -117,15 +116,9 @@ class _Matches:
 
     def __init__(self, a: TokenRun, b: TokenRun, names: Mapping[str, str]) -> None:
         self._a, self._b, self._pairs = a, b, _pairs(a, b, names)
-        keys = np.concatenate(keys_of(a, b))
-        order = np.argsort(keys)
-        ordered = keys[order]
-        is_new = np.ones(len(keys), np.bool_)
-        is_new[1:] = ordered[1:] != ordered[:-1]
-        codes = np.empty(len(keys), np.int64)
-        codes[order] = np.cumsum(is_new) - 1
+        unique, codes = np.unique(np.concatenate(keys_of(a, b)), return_inverse=True)
         self._codes = np.split(codes, [len(a.table.identity)])  # equal keys have one number
-        self._count = int(is_new.sum())
+        self._count = len(unique)
         # names mostly share their entries, and so these rows
         self._rows: dict[tuple[int, int, bool], _MatchedRows] = {}
 
@@ -148,7 +141,7 @@ class _Matches:
         if drawn:  # there is nothing from which the first token of a sequence was drawn
             rows = rows[self._a.table.place[a[rows]] > 0]
         others = first[1][self._codes[0][a[rows]]]
-        return _MatchedRows(rows, others, a[rows], b[others])
+        return _MatchedRows(_index(rows, len(a)), _index(others, len(b)), a[rows], b[others])
 
     def count(self, found: Sequence[NameDifference]) -> tuple[int, int, int]:
         """Return the number of contexts in A, in B, and of those that were compared."""
@@ -163,7 +156,12 @@ class _Matches:
         return counts[0], counts[1], counts[2]
 
 
-def keys_of(a: TokenRun, b: TokenRun) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+def _index(rows: Integers, count: int) -> Any:
+    is_all = len(rows) == count and np.array_equal(rows, np.arange(count))
+    return slice(None) if is_all else rows
+
+
+def keys_of(a: TokenRun, b: TokenRun) -> tuple[Hashes, Hashes]:
     """Return what rows are matched by: the context, and the step if both runs have the same."""
     tables = a.table, b.table
     shared = all(table.is_stepped for table in tables) and np.isin(tables[0].step, tables[1].step)
@@ -172,12 +170,10 @@ def keys_of(a: TokenRun, b: TokenRun) -> tuple[NDArray[np.uint64], NDArray[np.ui
     return at_step(a.table), at_step(b.table)
 
 
-def at_step(
-    table: TokenTable, entry: Any = slice(None), step: Integers | None = None
-) -> NDArray[np.uint64]:
+def at_step(table: TokenTable, entry: Any = slice(None), step: Integers | None = None) -> Hashes:
     """Return identities of contexts at training steps: those of the table, or others."""
     step = table.step[entry] if step is None else step
-    found: NDArray[np.uint64] = table.identity[entry] ^ mixed(step.astype(np.uint64) * _STEP)
+    found: Hashes = table.identity[entry] ^ mixed(step.astype(np.uint64) * _STEP)
     return found
 
 
@@ -190,16 +186,19 @@ def _compared(
     if x.value.shape[1:] != y.value.shape[1:]:
         shapes = f"{x.value.shape[1:]} and {y.value.shape[1:]}"
         raise TensortapError(f"{name!r}: rows have the shapes {shapes}: pass names={{…}}")
-    left, right = x.value.take(rows.a, axis=0), y.value.take(rows.b, axis=0)
+    left, right = x.value[rows.a], y.value[rows.b]
     difference = _DIFFERENCES[kind](left, right, name.endswith(BY_TOKEN))
     size = np.abs(difference)
-    size[np.isnan(size)] = np.inf
+    largest = float(size.max(initial=0.0))
+    if math.isnan(largest):
+        size[np.isnan(size)] = largest = np.inf
     plain, plain_b = name.removesuffix(BY_TOKEN), name_b.removesuffix(BY_TOKEN)
-    mean, share = (float(z.mean()) if len(size) else 0.0 for z in (size, size > 0))
+    count = len(size)
+    mean = float(size.mean(dtype=np.float64)) if count else 0.0
+    share = np.count_nonzero(size) / max(count, 1)
     return NameDifference(
-        plain, plain_b, kind, x.type or y.type, len(size), mean, float(size.max(initial=0.0)),
-        tuple(_quantile(size, q) for q in _QUANTILES), share, NONE, 0.0, rows.entry_a,
-        rows.entry_b, left, right, difference,
+        plain, plain_b, kind, x.type or y.type, count, mean, largest, _quantiles(size), share,
+        NONE, 0.0, rows.entry_a, rows.entry_b, left, right, difference,
     )  # fmt: skip
 
 
@@ -219,10 +218,13 @@ def _of_logprobs(a: NDArray[Any], b: NDArray[Any], _: bool) -> Floats:
 
 def _of_numbers(a: NDArray[Any], b: NDArray[Any], _: bool) -> Floats:
     x, y = a.reshape(-1), b.reshape(-1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        found = np.abs(y - x) / np.maximum(np.abs(x), np.abs(y))
-    found[x == y] = 0.0
-    return np.asarray(found)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        found: NDArray[Any] = np.subtract(y, x, dtype=np.result_type(x, y, np.float32))
+        np.abs(found, out=found)
+        found /= np.maximum(np.abs(x), np.abs(y))
+        if np.isnan(found.sum()):  # zeros and infinities
+            found[x == y] = 0.0
+    return found
 
 
 def _of_hidden(a: NDArray[Any], b: NDArray[Any], is_sketch: bool) -> Floats:
@@ -302,12 +304,14 @@ def _judged(each: NameDifference, tolerance: _Tolerance) -> NameDifference:
     return dataclasses.replace(each, verdict=verdict, tolerance=tolerance.usual)
 
 
-def _quantile(size: Floats, q: float) -> float:
-    """Return the element at a quantile, or the next larger one, in a quarter of NumPy's time."""
-    if not len(size):
-        return 0.0
-    rank = math.ceil(q * (len(size) - 1))
-    return float(np.partition(size, rank)[rank])
+def _quantiles(size: Floats) -> tuple[float, ...]:
+    """Return the elements at quantiles, or the next larger ones; reorder the array."""
+    found, begin = [0.0] * len(_QUANTILES), 0
+    for i, q in enumerate(_QUANTILES if len(size) else ()):
+        rank = math.ceil(q * (len(size) - 1))
+        size[begin:].partition(rank - begin)  # what is before is smaller
+        found[i], begin = float(size[rank]), rank
+    return tuple(found)
 
 
 def _verdict(judged: Sequence[NameDifference]) -> str:
@@ -324,14 +328,13 @@ def _first(judged: Sequence[NameDifference]) -> NameDifference | None:
 def _logprobs(each: NameDifference | None) -> LogprobDifference | None:
     if each is None or not each.rows:
         return None
-    size = np.abs(each.difference)
     log_ratio = -np.clip(np.nan_to_num(each.difference, nan=0.0), -700, 700)  # of A to B
     ratio = np.exp(log_ratio)
     return LogprobDifference(
         each.name, each.rows, each.mean, each.largest,
         {str(q): value for q, value in zip(_QUANTILES, each.quantiles, strict=True)},
         float(np.mean(-log_ratio)), float(np.mean(ratio - 1 - log_ratio)),
-        float(((ratio < 0.8) | (ratio > 1.2)).mean()), float((size > each.tolerance).mean()),
+        float(((ratio < 0.8) | (ratio > 1.2)).mean()),
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Integers = NDArray[np.int64]
+    Floats = NDArray[np.float64]
     Hashes = NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -65,8 +66,6 @@ class TokenTable(NamedTuple):
     step: Integers  # the training step, or 0
     batch: Integers  # number of the record that describes it
     decoded: NDArray[np.bool_]  # whether an earlier batch holds the beginning of its sequence
-    padded: NDArray[np.bool_]  # whether its row of the batch has padding
-    packed: NDArray[np.bool_]  # whether its row of the batch has several sequences
     is_stepped: bool  # whether the program has training steps
 
     def context(self, entry: int, most: int = 12) -> list[int]:
@@ -218,9 +217,7 @@ def _table(
                 batch[name] = _array(batch[name])
     pairs = zip(described, batches, strict=True)
     parts = [_batch_columns(i, row, batch) for i, (row, batch) in enumerate(pairs)]
-    token, position, valid, place_key, padded, packed = (
-        np.concatenate([part[i] for part in parts]) for i in range(6)
-    )
+    token, position, valid, place_key = map(np.concatenate, zip(*parts, strict=True))
     sizes = [len(part[0]) for part in parts]
     number = np.repeat(np.arange(len(parts)), sizes)
     step = np.repeat([row.step for row in described], sizes)
@@ -236,8 +233,8 @@ def _table(
     entry[order] = np.arange(len(order))
     table = TokenTable(
         identities(token[order], place, first), token[order], place, position[order], first,
-        step[order], number[order], number[order] != number[order][first], padded[order],
-        packed[order], all(STEPPED in row.tags for row in described),
+        step[order], number[order], number[order] != number[order][first],
+        all(STEPPED in row.tags for row in described),
     )  # fmt: skip
     return table, np.split(entry, np.cumsum(sizes)[:-1])
 
@@ -267,17 +264,13 @@ def _batch_columns(number: int, row: _Row, batch: dict[str, Any]) -> tuple[NDArr
         restarts = np.flatnonzero((own[1:] <= own[:-1]) & (rows[1:] == rows[:-1])) + 1
         begins[np.flatnonzero(valid)[restarts]] = True
     segment = np.cumsum(begins) - 1
-    in_row = np.repeat(np.arange(shape[0]), shape[1])
-    padded = np.bincount(in_row, ~valid, shape[0])[in_row] > 0
-    counts = np.bincount(in_row, begins, shape[0])
-    packed = counts[in_row] > 1
     keys = np.arange(segment[-1] + 1, dtype=np.int64) if len(segment) else np.empty(0, np.int64)
     keys = keys + (np.int64(number) << 24)
     if names is not None:
         if len(names) != len(keys):
             raise TensortapError(f"{len(names)} sequences are named for {len(keys)} of tokens")
         keys = np.array([_sequence_key(row.rank, row.step, name) for name in names], np.int64)
-    return tokens, position, valid, keys[segment], padded, packed
+    return tokens, position, valid, keys[segment]
 
 
 def _sequence_key(rank: int, step: int, name: str) -> int:

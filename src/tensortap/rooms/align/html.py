@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tensortap.rooms.align.picture import alignment_figure
-from tensortap.rooms.align.result import Alignment, NameDifference, WorstToken
-from tensortap.rooms.align.text import finding_lines
+from tensortap.rooms.align.result import Alignment, NameDifference, WorstToken, finding_lines
 from tensortap.rooms.report.html_file import (
     HtmlReport,
     escape,

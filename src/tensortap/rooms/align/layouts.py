@@ -184,8 +184,6 @@ class _Matcher:
         for side in (1, 0):
             for name in list(self.left[side]):
                 self.take_fused(side, name, self.run_of_parts(side, name))
-        for name in list(self.left[1]):
-            self.take_fused(1, name, self.parts_of_sibling(name))
         for name in list(self.left[0]):  # of other shapes
             if (other := self.spelled(name)) in self.left[1]:
                 self.take((name,), (other,))
@@ -260,24 +258,6 @@ class _Matcher:
                 if are_equal([row], [table[each] for each in chosen]):
                     return tuple(chosen)
         return ()
-
-    def parts_of_sibling(self, name: str) -> tuple[str, ...]:
-        """Return the parts of a fused tensor that its siblings in other layers have."""
-        numbers = _NUMBER.findall(name)
-        for parts, others in self.found:
-            if len(parts) < 2 or _NUMBER.sub("*", others[0]) != _NUMBER.sub("*", name):
-                continue
-            now: dict[str, str] = dict(zip(_NUMBER.findall(others[0]), numbers, strict=True))
-            found = [
-                "".join([now.get(each, each) for each in re.split(r"(\d+)", str(part))])
-                for part in parts
-            ]
-            if all(part in self.left[0] for part in found) and self.adds_up(1, name, found):
-                return tuple(found)
-        return ()
-
-
-_NUMBER = re.compile(r"\d+")
 
 
 def _fit(a: DigestRow, b: DigestRow) -> bool:

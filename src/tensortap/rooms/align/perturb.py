@@ -6,13 +6,12 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tensortap.core.arguments import check_whole
 from tensortap.core.errors import TensortapError
 from tensortap.runs.init import opened
-from tensortap.runs.layout import read_json, write_json
+from tensortap.runs.layout import write_json
 from tensortap.values.registry import parts
 
 log = logging.getLogger("tensortap")
@@ -58,8 +57,3 @@ def perturbed(model: Any, *, seed: int = 0) -> Iterator[Perturbation]:
                     write_json(run.path / MARK, content)
                 except OSError as error:  # training goes on
                     log.warning("tensortap: %s is not marked as perturbed: %s", run.path, error)
-
-
-def is_perturbed(run: Path) -> bool:
-    """Return whether a run is marked as one with perturbed inputs."""
-    return isinstance(read_json(run, run / MARK), dict)

@@ -7,7 +7,7 @@ is named if the prediction comes close to what B recorded, with the difference b
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -19,16 +19,14 @@ from tensortap.rooms.align.digest import Digest, digest_in, recorded_digests
 from tensortap.rooms.align.result import Alignment, NameDifference, Reason
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Integers = NDArray[np.int64]
-    Floats = NDArray[np.float64]
+    from tensortap.rooms.align.contexts import Floats, Integers
 
 _EXPLAINED = 0.1  # the part of the difference that may remain
 _SAMPLE = 2048  # rows of logits that are looked at
 _DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 _WEIGHTS, _SHIFTED = "weights of an earlier version", "positions shifted"
 _LAGS = 8  # versions by which B may be late
+_STEPS = 64  # at one of which B may have stopped to get new ones
 _SOFTMAX = "log-softmax in another dtype"
 _NEITHER = 0.02  # a temperature this close to 1 is none
 
@@ -161,10 +159,9 @@ class Hypotheses:
         keys, first = np.unique(at_step(table, rows.entry), return_index=True)
         own = other.step[self.entry_b]
         steps = np.unique(table.step[rows.entry])
-        tried = [(f"A at step {step:,}", np.full(len(own), step)) for step in steps.tolist()]
-        if other.is_stepped:
-            lags = range(1, min(int(np.ptp(steps)), _LAGS) + 1)
-            tried = [(f"A {lag:,} steps before", own - lag) for lag in lags]
+        lags = range(1, min(int(np.ptp(steps)), _LAGS) + 1) if other.is_stepped else ()
+        tried = [(f"A {lag:,} steps before", own - lag) for lag in lags]
+        tried += [(f"A at step {each:,}", np.full(len(own), each)) for each in steps[:_STEPS]]
         for words, step in tried:
             wanted = at_step(other, self.entry_b, step)
             place = np.clip(np.searchsorted(keys, wanted), 0, len(keys) - 1)
@@ -172,16 +169,16 @@ class Hypotheses:
             yield from self.explains(_WEIGHTS, f"B agrees with {words}", predicted)
 
     def _rounded_results(self) -> Iterator[Reason]:
-        """Look whether all log-probabilities of B, but not of A, are numbers of a coarse dtype."""
-        if self.each.b.dtype.itemsize < 4:
-            return
-        for name, dtype in _DTYPES.items():
-            is_finer = (_rounded(self.x, dtype) != self.x).mean() > 0.5
-            largest = np.abs(self.y).max() * float(ml_dtypes.finfo(dtype).eps)
-            is_close = np.abs(self.y - self.x).max() <= 4 * largest
-            if is_finer and is_close and (_rounded(self.y, dtype) == self.y).all():
-                words = f"every log-probability of B is a {name}, those of A are not"
-                yield Reason(_SOFTMAX, words, self.before, 0.0)
+        """Look whether all log-probabilities of one side only are numbers of a coarse dtype."""
+        sides = (self.each.b, self.y, "B"), (self.each.a, self.x, "A")
+        for (given, y, side), (_, x, other) in (sides, sides[::-1]):
+            for name, dtype in _DTYPES.items() if given.dtype.itemsize >= 4 else ():
+                is_finer = (_rounded(x, dtype) != x).mean() > 0.5
+                largest = np.abs(y).max() * float(ml_dtypes.finfo(dtype).eps)
+                is_close = np.abs(y - x).max() <= 4 * largest
+                if is_finer and is_close and (_rounded(y, dtype) == y).all():
+                    words = f"every log-probability of {side} is a {name}, those of {other} are not"
+                    yield Reason(_SOFTMAX, words, self.before, 0.0)
 
     def _logits(self) -> tuple[Floats, Integers] | None:
         """Return logits of A from which the tokens were drawn, and the rows that they are for."""
@@ -231,16 +228,7 @@ class Distributions:
         def rest(temperature: float) -> float:
             return float(np.abs(self._logprob(self.logits / temperature) - target).mean())
 
-        grid = np.geomspace(0.1, 10, 81)
-        best = int(np.argmin([rest(t) for t in grid]))
-        low, high = np.log(grid[max(best - 1, 0)]), np.log(grid[min(best + 1, len(grid) - 1)])
-        for _ in range(40):
-            third = (high - low) / 3
-            if rest(np.exp(low + third)) < rest(np.exp(high - third)):
-                high -= third
-            else:
-                low += third
-        found = float(np.exp((low + high) / 2))
+        found = least(rest, np.geomspace(0.1, 10, 81), 40)
         return found, rest(found)
 
     def _temperature(self) -> Iterator[Reason]:
@@ -292,6 +280,19 @@ class Distributions:
             logits = _rounded(self.logits, dtype)
             words = f"B computes the log-softmax of logits in {name}"
             yield from self._explains(_SOFTMAX, words, self._logprob(logits))
+
+
+def least(rest: Callable[[float], float], grid: Floats, rounds: int) -> float:
+    """Return at which number `rest` is least: one of a grid, then closer in thirds."""
+    best = int(np.argmin([rest(each) for each in grid]))
+    low, high = np.log(grid[max(best - 1, 0)]), np.log(grid[min(best + 1, len(grid) - 1)])
+    for _ in range(rounds):
+        third = (high - low) / 3
+        if rest(np.exp(low + third)) < rest(np.exp(high - third)):
+            high -= third
+        else:
+            low += third
+    return float(np.exp((low + high) / 2))
 
 
 def _rounded(values: Any, dtype: Any) -> Floats:

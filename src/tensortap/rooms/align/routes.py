@@ -9,7 +9,7 @@ from tensortap.page.catalog import RunEntry
 from tensortap.page.responses import PageRequest, PageRoute
 from tensortap.rooms.align.align import align
 from tensortap.rooms.align.picture import alignment_figure
-from tensortap.rooms.align.text import finding_lines
+from tensortap.rooms.align.result import finding_lines
 from tensortap.rooms.figures.figures.theme import themed
 
 

@@ -100,23 +100,30 @@ def record_tokens(
     batch = _Batch(*run, names, pipeline.clock.step, marks, {})
     tags = _find(batch)
     if tags is None:
-        tags = _record({**parts, "sequence": list(names)} if names else parts)
+        value = {**parts, "sequence": list(names)} if names else parts
+        own = {} if batch.step is None else {STEPPED: "1"}
+        seq = record_value(TOKENS, value, "builtins.dict", batch.step or 0, 0, own)
+        tags = {TOKENS: str(seq)}
         _known.append(batch._replace(tags=tags))
         del _known[:-_RECENT]
     return tags
 
 
-def _record(value: dict[str, Any]) -> dict[str, str]:
+def record_value(
+    name: str, value: Any, cls: str, step: int, call: int, tags: dict[str, str]
+) -> int:
+    """Record a snapshot of a value; return its number in the order of capture."""
     start = time.perf_counter_ns()
+    snapshot: Any
     snapshot, nbytes = arrays.snapshot(value, pipeline.pool)
-    seq, step = pipeline.next_seq(), pipeline.clock.step
-    rank, world_size = ranks.rank_and_world_size()
+    dtype, shape = getattr(snapshot, "dtype", ""), getattr(snapshot, "shape", ())
+    seq, place = pipeline.next_seq(), ranks.rank_and_world_size()
     record = Record(
-        TOKENS, Kind.VALUE, step or 0, 0, seq, rank, world_size, time.time_ns(), "builtins.dict",
-        value=snapshot, tags={} if step is None else {STEPPED: "1"},
+        name, Kind.VALUE, step, call, seq, *place, time.time_ns(), cls, dtype, shape,
+        value=snapshot, tags=tags,
     )  # fmt: skip
     pipeline.put_captured(record, nbytes, start)
-    return {TOKENS: str(seq)}
+    return seq
 
 
 def _as_array(name: str, given: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensortap.core.dtypes import DTYPES
 from tensortap.core.errors import TensortapError
-from tensortap.rooms.align.perturb import MARK, is_perturbed
+from tensortap.rooms.align.perturb import MARK
 
 if TYPE_CHECKING:
     from tensortap.rooms.compare.report import CompareReport, Key
@@ -122,8 +122,8 @@ def _beside(b: Any) -> Path:
     path = getattr(b, "path", b)
     if not isinstance(path, (str, Path)) or "://" in str(path):
         raise TensortapError("noise must name the perturbed run: the reference is no local run")
-    runs = [each for each in Path(path).resolve().parent.iterdir() if (each / MARK).is_file()]
-    marked = [each for each in runs if is_perturbed(each) and each != Path(path).resolve()]
+    own = Path(path).resolve()
+    marked = [e for e in own.parent.iterdir() if e != own and (e / MARK).is_file()]
     if not marked:
         raise TensortapError(
             f"no perturbed run is beside {path}: run the reference once more within "

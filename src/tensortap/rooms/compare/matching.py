@@ -284,7 +284,7 @@ def _known_cells(a: Table, b: Table, rows_a: Integers, rows_b: Integers, layouts
 
     shards = layouts[0].is_placed(rows_a) & layouts[1].is_placed(rows_b)
     places = ["shape", "shard_offsets"] if shards.any() else []
-    columns = ["digest", "value", "payloads", *STATISTICS, *places]
+    columns = ["digest", "value", "payloads", "count", *places]
     cells = a.take(rows_a, columns), b.take(rows_b, columns)
 
     def equal(name: str) -> Booleans:
@@ -293,16 +293,22 @@ def _known_cells(a: Table, b: Table, rows_a: Integers, rows_b: Integers, layouts
     def valid(name: str) -> list[Booleans]:
         return [is_valid(each.column(name)) for each in cells]
 
-    alike = np.logical_and.reduce([_same_bits(*(c.column(n) for c in cells)) for n in STATISTICS])
     only_statistics = [only_has_statistics(each) for each in cells]
+    alike = only_statistics[0] & only_statistics[1]
+    if alike.any():
+        rows = rows_a[alike], rows_b[alike]
+        two = a.take(rows[0], list(STATISTICS)), b.take(rows[1], list(STATISTICS))
+        alike[alike] = np.logical_and.reduce(
+            [_same_bits(*(each.column(name) for each in two)) for name in STATISTICS]
+        )
     digests, values, payloads = valid("digest"), valid("value"), valid("payloads")
     dtypes = [np.array(each.dtypes, np.object_) for each in (a, b)]
     same_dtype = dtypes[0][:, None] == dtypes[1]
     by_digest = equal("digest") & same_dtype[a.dtype[rows_a], b.dtype[rows_b]]
     by_value = equal("value") & ~(payloads[0] | payloads[1]) & values[0] & ~only_statistics[0]
     by_value &= ~layouts[0].has(FILE, rows_a)  # dumped objects are in files of their own
-    by_statistics = only_statistics[0] & only_statistics[1] & alike
-    by_statistics &= ~(digests[0] & digests[1]) | by_digest  # digests tell more than statistics
+    # digests tell more than statistics
+    by_statistics = alike & (~(digests[0] & digests[1]) | by_digest)
     for name in places:
         shards &= _same_lists(*(each.column(name) for each in cells))
     bare = by_statistics & ~(digests[0] | digests[1])

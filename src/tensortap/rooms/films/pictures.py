@@ -179,11 +179,11 @@ class ImagePicture(Picture):
         matrix = content.reshaped(content.inner)
         cells = shrink(matrix, height, width, self.scale.middle)
         indices = color_indices(cells, self.scale.limits, content.is_finite)
-        pixels = self.scale.pixels[indices]
         down, across = (
-            np.arange(n) * k // n for n, k in zip((height, width), pixels.shape, strict=True)
+            np.arange(n) * k // n for n, k in zip((height, width), indices.shape, strict=True)
         )
-        canvas.pixels[box.top : box.bottom, box.left : box.right] = pixels[down[:, None], across]
+        pixels = self.scale.pixels.take(indices).take(across, axis=1).take(down, axis=0)
+        canvas.pixels[box.top : box.bottom, box.left : box.right] = pixels
         if not content.is_finite and (height < 3 * len(cells) or width < 3 * cells.shape[1]):
             reach = 1 + (matrix.shape != cells.shape)  # at least 3 pixels, or 5 if it was shrunk
             _mark_nonfinite(canvas, box, indices, self.scale.pixels, reach)

@@ -8,6 +8,7 @@ No triangles and no sorting, only a few passes over small arrays.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -73,8 +74,10 @@ def surface_of(cells: Array, scale: ColorScale, finite: bool) -> tuple[Array, ND
         y, x = (np.rint(np.linspace(0, n - 1, _POINTS)).astype(int) for n in codes.shape)
         bad = _widened(np.where(codes >= NAN, codes, 0)[y[:, None], x])
         index, light = np.where(bad, bad, index), np.where(bad, 1, light)
-    rgb = scale.pixels.view(np.uint8).reshape(-1, 4)[index, :3]
-    return share, packed((rgb * light[..., None]).clip(0, 255).astype(np.uint8))
+    # every color in 64 lights from 0.475 in steps of 1/80: faster than arithmetic per point
+    rgb = scale.pixels.view(np.uint8).reshape(-1, 4)[:, None, :3]
+    lit = packed((rgb * (0.475 + np.arange(64)[:, None] / 80)).clip(0, 255).astype(np.uint8))
+    return share, lit.take(index * np.int32(64) + np.rint((light - 0.475) * 80).astype(np.int32))
 
 
 def _light(share: Array) -> Array:
@@ -103,6 +106,8 @@ def _widened(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def _interpolated(values: Array) -> Array:
     """Return the points of the grid along the first axis, linearly between values."""
+    if len(values) == _POINTS:
+        return values
     at = np.linspace(0, len(values) - 1, _POINTS)
     first = np.minimum(at.astype(int), max(len(values) - 2, 0))
     rest = (at - first).astype(np.float32)[:, None]
@@ -151,7 +156,9 @@ class SurfaceView:
         reach *= self._scale * _TALL
         reach += self._ground
         # up to which row of pixels each sample and those in front of it reach
-        level = np.maximum.accumulate(reach, out=reach).astype(np.int32)
+        for front, row in itertools.pairwise(reach):  # three times as fast as accumulate
+            np.maximum(front, row, out=row)
+        level = reach.astype(np.int32)
         width, top = self.area.width, self.area.height
         level = level.clip(self._front, top, out=level)
         level *= width

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,12 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tensortap import values as arrays
-from tensortap.capture.pipeline import pipeline
-from tensortap.core import ranks
-from tensortap.core.record import Kind, Record
+from tensortap.core.record import Kind
 from tensortap.rooms.align.contexts import BY_TOKEN, mixed
-from tensortap.rooms.align.tokens import record_tokens
+from tensortap.rooms.align.tokens import record_tokens, record_value
 from tensortap.rooms.track.observer import Observer
 from tensortap.rooms.track.observing import tensors_in
 from tensortap.rooms.track.torch.hooks import ModuleHook, hook_module
@@ -175,17 +171,9 @@ class ByTokenHooks:
                 self._record(name + path + BY_TOKEN, _rows(tensor.detach(), batch * length), own)
 
     def _record(self, name: str, rows: torch.Tensor, tags: dict[str, str]) -> None:
-        start = time.perf_counter_ns()
-        snapshot: Any
-        snapshot, nbytes = arrays.snapshot(rows, pipeline.pool)
-        rank, world_size = ranks.rank_and_world_size()
         call = self._calls[name] = self._calls.get(name, -1) + 1
-        record = Record(
-            self._observer.prefix + name, Kind.VALUE, self._observer.step_number, call,
-            pipeline.next_seq(), rank, world_size, time.time_ns(), "torch.Tensor", snapshot.dtype,
-            snapshot.shape, value=snapshot, tags=tags,
-        )  # fmt: skip
-        pipeline.put_captured(record, nbytes, start)
+        step = self._observer.step_number
+        record_value(self._observer.prefix + name, rows, "torch.Tensor", step, call, tags)
 
 
 def _fits(tensor: torch.Tensor, batch: int, length: int) -> bool:

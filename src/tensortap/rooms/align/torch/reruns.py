@@ -18,25 +18,18 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from tensortap.rooms.align.reasons import least
 from tensortap.rooms.align.result import Alignment, Reason
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from tensortap.rooms.align.contexts import Floats, Integers
     from tensortap.rooms.align.reasons import Hypotheses
-
-    Integers = NDArray[np.int64]
-    Floats = NDArray[np.float64]
 
 _SEQUENCES = 32  # that are run again
 _LENGTH = 4096  # tokens of each
 _OFFSETS = (1, -1, 2, -2)
 _LAYERS = 64
-# factors to the usual scale of a query's width, and what the scale is then
-_SCALES: tuple[tuple[str, Callable[[int], float]], ...] = (
-    ("1", lambda width: width**0.5), ("1 / d", lambda width: width**-0.5),
-    ("2 / √d", lambda width: 2.0),
-)  # fmt: skip
+_SCALES = np.geomspace(1 / 16, 16, 17)  # factors to the scale of attention
 _attention = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -45,7 +38,8 @@ class _Sequence(NamedTuple):
 
     tokens: Integers
     entries: Integers
-    ahead: int  # tokens before the first entry, which are padding or other sequences
+    ahead: int  # tokens before the first entry: padding, or other sequences
+    is_padded: bool  # which of both
     positions: Integers  # as they were given; empty if they were not
     decoded: int  # at which place decoding begins
 
@@ -81,13 +75,13 @@ class Reruns:
         starts, sizes = np.unique(table.first, return_counts=True)
         for each in np.argsort(-sizes, kind="stable")[:_SEQUENCES].tolist():
             entries = np.arange(starts[each], starts[each] + min(int(sizes[each]), _LENGTH))
-            ahead, positions = self._ahead(int(starts[each]), len(entries))
+            ahead, is_padded, positions = self._ahead(int(starts[each]), len(entries))
             decoded = np.flatnonzero(table.decoded[entries])
             begin = int(decoded[0]) if len(decoded) else len(entries)
             tokens = np.concatenate([ahead, table.token[entries]])
-            yield _Sequence(tokens, entries, len(ahead), positions, begin)
+            yield _Sequence(tokens, entries, len(ahead), is_padded, positions, begin)
 
-    def _ahead(self, entry: int, count: int) -> tuple[Integers, Integers]:
+    def _ahead(self, entry: int, count: int) -> tuple[Integers, bool, Integers]:
         """Return what is before a sequence in its row of the batch, and the positions of both."""
         batch = self._run.batches[int(self._run.table.batch[entry])]
         tokens = batch["tokens"]
@@ -95,12 +89,14 @@ class Reruns:
         begin = self._run.begins[entry]
         start = begin - begin % rows.shape[1]
         ahead = rows.reshape(-1)[start:begin].astype(np.int64)
+        mask = np.broadcast_to(batch.get("mask", 1), rows.shape).reshape(-1)
+        is_padded = not mask[start:begin].all()
         if "positions" not in batch:
-            return ahead, np.empty(0, np.int64)
+            return ahead, is_padded, np.empty(0, np.int64)
         given = np.broadcast_to(batch["positions"], rows.shape).reshape(-1)
         stored = given[start : begin + count].astype(np.int64)
         missing = len(ahead) + count - len(stored)  # later batches have decoded them
-        return ahead, np.concatenate([stored, stored[-1] + 1 + np.arange(missing)])
+        return ahead, is_padded, np.concatenate([stored, stored[-1] + 1 + np.arange(missing)])
 
     # -- runs ------------------------------------------------------------------------------
 
@@ -149,8 +145,10 @@ class Reruns:
 
     def reasons(self, tried: Hypotheses) -> Iterator[Reason]:
         """Yield the changes that bring the model close to B."""
-        next(self._outputs(_Rerun("", "")), None)  # raises if the model cannot run at all
-        for change in (*self._layouts(), *self._attention(), *self._precision()):
+        plain = self._predict(_Rerun("", ""))[tried.entry_b]  # raises if the model cannot run
+        if next(tried.explains("", "", plain), None):
+            return  # B has what the model computes, and A has not: so would any harmless change
+        for change in (*self._layouts(), *self._attention(tried), *self._precision()):
             try:
                 predicted = self._predict(change)
             except (RuntimeError, TypeError, IndexError):
@@ -169,9 +167,9 @@ class Reruns:
                 yield _Rerun("RoPE offset", f"{words} of decoded tokens", positions=later)
         if not any(each.ahead for each in self._chosen):
             return
-        table, name, what = self._run.table, "padding is attended to", "padding"
-        if table.packed.any() and not table.padded.any():
-            name, what = "packed sequences attend to each other", "sequences"
+        name, what = "packed sequences attend to each other", "sequences"
+        if any(each.is_padded for each in self._chosen):
+            name, what = "padding is attended to", "padding"
         words = f"a run in which tokens see the {what}"
         yield _Rerun(name, words, ahead=True)
         if has_positions and any(len(each.positions) for each in self._chosen):
@@ -182,30 +180,30 @@ class Reruns:
     def _decodes(self) -> bool:
         return any(each.decoded < len(each.entries) for each in self._chosen)
 
-    def _attention(self) -> Iterator[_Rerun]:
+    def _attention(self, tried: Hypotheses) -> Iterator[_Rerun]:
         def changed(function: Callable[..., Any], *given: Any) -> Callable[[_Sequence], Any]:
             return lambda each: _Attention(functools.partial(function, each, *given))
 
-        for words, factor in _SCALES:
-            words = f"a run with an attention scale of {words}"
-            yield _Rerun("another attention scale", words, changed(_scaled, factor))
+        def scaled(factor: float) -> _Rerun:
+            words = f"a run with {factor:.3g} times the attention scale"
+            return _Rerun("another attention scale", words, changed(_scaled, factor))
+
+        def rest(factor: float) -> float:
+            predicted = self._predict(scaled(factor))[tried.entry_b]
+            return float(np.nansum(np.abs(predicted - tried.y)))
+
+        yield scaled(least(rest, _SCALES, 10))
         keys = ("its own key", "the key before it") if self._decodes else ()
         for lag, words in enumerate(keys):
             words = f"a run in which each decoded token does not see {words}"
             yield _Rerun("cache one token late", words, changed(_late, lag))
-        buffers = (b for name, b in self._model.named_buffers() if name.endswith("inv_freq"))
-        frequencies = next(buffers, None)
-        if frequencies is None:
-            return
-        for offset in _OFFSETS:
-            words = f"a run with queries turned by {offset:+d} positions against keys"
-            yield _Rerun("RoPE offset", words, changed(_turned, frequencies * offset))
 
     def _precision(self) -> Iterator[_Rerun]:
         """Run one layer in a coarser dtype: the first one that differs, or each of few."""
         modules = dict(self._model.named_modules())
         lists = [name for name, each in modules.items() if isinstance(each, torch.nn.ModuleList)]
-        layers = [name for name in modules if name.rpartition(".")[0] in lists]
+        parents = {*lists, *(name.rpartition(".")[0] for name in lists)}
+        layers = [name for name in modules if name and name.rpartition(".")[0] in parents]
         path = self._first.split(".")  # what it is a part of, too; the largest part is no layer
         layers += [".".join(path[:n]) for n in range(len(path), 1, -1)]
         layers += [name for name in modules if name.endswith("lm_head")]
@@ -267,9 +265,8 @@ class _Attention(TorchFunctionMode):  # type: ignore[misc]
         return function(**{**given, **self._change(given)})
 
 
-def _scaled(_: _Sequence, factor: Callable[[int], float], given: dict[str, Any]) -> dict[str, Any]:
-    width = given["query"].shape[-1]
-    return {"scale": (given.get("scale") or width**-0.5) * factor(width)}
+def _scaled(_: _Sequence, factor: float, given: dict[str, Any]) -> dict[str, Any]:
+    return {"scale": (given.get("scale") or given["query"].shape[-1] ** -0.5) * factor}
 
 
 def _late(each: _Sequence, lag: int, given: dict[str, Any]) -> dict[str, Any]:
@@ -279,13 +276,3 @@ def _late(each: _Sequence, lag: int, given: dict[str, Any]) -> dict[str, Any]:
     rows = torch.arange(max(each.decoded, 1 + lag), size)
     mask[rows, rows - lag] = False
     return {"attn_mask": mask[None, None], "is_causal": False}
-
-
-def _turned(_: _Sequence, angles: torch.Tensor, given: dict[str, Any]) -> dict[str, Any]:
-    """Turn queries against keys, as rotary embeddings with an offset do."""
-    query = given["query"]
-    both = torch.cat([angles, angles]).to(query.dtype)
-    if both.shape[0] != query.shape[-1]:
-        return {}
-    turned = torch.cat([-query[..., len(angles) :], query[..., : len(angles)]], -1)
-    return {"query": query * both.cos() + turned * both.sin()}
