@@ -353,6 +353,22 @@ def budget() -> list[Row]:
     return rows
 
 
+def rules() -> list[Row]:
+    """Measure what `tensortap run` does by default: all rules within 5%, and what they add."""
+    ours = {"alone": {"budget": "5%"}, "rules": {"budget": "5%", "alerts": True}}
+    rows = []
+    for name in ("cnn", "gpt_larger"):
+        found = measured(name, ours, 40.0)
+        beside = {"": found["turns"]["alone"], "rules": found["turns"]["rules"]}
+        added = {"turns": beside, "coverage": {}}
+        for twins, base, limit in (found, "untracked", SHARES["5%"]), (added, "budget 5%", 1.01):
+            (row,) = rows_of(name, twins, {"rules": limit})
+            title = name.replace("_", " ")
+            row.name = f"{title}: budget 5% with all rules ÷ {base}"
+            rows.append(row)
+    return rows
+
+
 def idle() -> list[Row]:
     """Measure trackers that are ready and have nothing switched on."""
     rows = []
@@ -379,4 +395,4 @@ def table(rows: list[Row]) -> list[str]:
     return lines if found else []
 
 
-ROWS = (budget, idle)
+ROWS = (budget, rules, idle)

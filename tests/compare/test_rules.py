@@ -31,6 +31,10 @@ from tensortap.rooms.compare.runs import compare_runs
         ("rule = [1]", "rule 1: Expected `object`"),
         ("a = " + "[" * 3000, "recursion"),
         (f"a = {'9' * 5000}", "digits"),
+        (f"[[rule]]\natol = 0x{'f' * 5000}", "rule 1: "),
+        ('[[rule]]\nnames = "a{99999999999}"', "rule 1: .*not a regular expression"),
+        (f'[[rule]]\nnames = "{"(" * 20_000}"', "rule 1: .*not a regular expression"),
+        ('[[rule]]\n"\\u001b[2J" = 1', "rule 1: .*unknown field `\N{REPLACEMENT CHARACTER}"),
         ("[other]\n", "only \\[\\[rule\\]\\] tables"),
     ],
 )
@@ -47,7 +51,9 @@ def test_no_such_file(tmp_path):
 def test_neither_pipes_nor_binary_files_are_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "binary").write_bytes(b"\xff\x00")
-    for name, what in {"pipe": "not a regular file", "binary": "not a text"}.items():
+    (tmp_path / "long").write_text("a" + ".a" * 500_000 + " = 1")  # takes tomllib minutes
+    said = {"pipe": "not a regular file", "binary": "not a text", "long": "more than 64 KiB"}
+    for name, what in said.items():
         with pytest.raises(TensortapError, match=what):
             load_rules(tmp_path / name)
 

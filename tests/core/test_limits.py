@@ -51,6 +51,8 @@ def files(monkeypatch):
     """Stand-ins for the files of the kernel."""
     files = {"/proc/meminfo": "MemTotal: 999 kB\nMemAvailable:   8388608 kB\n"}
     monkeypatch.setattr(limits, "_read", lambda path: files.get(path, ""))
+    # not cached: a test changes the files after the first look
+    monkeypatch.setattr(limits, "_limited_cgroups", limits._limited_cgroups.__wrapped__)
     return files
 
 

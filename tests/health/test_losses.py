@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import random
 import threading
 
@@ -19,10 +20,10 @@ from tensortap.capture.pipeline import pipeline
 from tensortap.rooms.health.torch.probe import probe
 
 
-def found(net, loss, *, steps=12, lr=1e-3, parameters=None):
+def found(net, loss, *, steps=12, lr=1e-3, parameters=None, every=1):
     """Return the rules that found something in a training of `steps` steps."""
     optimizer = torch.optim.Adam(net.parameters() if parameters is None else parameters, lr)
-    with tap.track(net, optimizer, alerts=True) as tracker:
+    with tap.track(net, optimizer, alerts=True, every=every) as tracker:
         for number in range(steps):
             optimizer.zero_grad()
             loss(number).backward()
@@ -64,6 +65,10 @@ CASES = {
         lambda: (classifier(nn.Softmax(1)), divergence),
         lambda: (classifier(nn.LogSoftmax(1)), divergence),
     ),
+    "not_log_probabilities beside an entropy": (
+        lambda: (classifier(nn.Softmax(1)), divergence),
+        lambda: (classifier(nn.Softmax(1)), lambda out, y: (out * (out + 1e-8).log()).sum()),
+    ),
     "cut_logits": (
         lambda: (classifier(nn.ReLU()), F.cross_entropy),
         lambda: (classifier(), F.cross_entropy),
@@ -103,6 +108,34 @@ def test_graphs_of_losses(rule, is_fixed):
     assert (rule.split()[0] in found(net, loss)) is not is_fixed
 
 
+@pytest.mark.parametrize(
+    ("made", "fine", "words"),
+    [
+        (lambda p: -p.round().log().mean(), lambda p: -p.log().mean(), "log() of 4 zeros"),
+        (lambda p: (p / p.round()).mean(), lambda p: (p / p).mean(), "a division by 0, in 4 of 8"),
+        (lambda p: p.round().rsqrt().sum(), lambda p: p.rsqrt().sum(), "rsqrt(), in 4 of 8"),
+        (lambda p: (900 * p).exp().mean(), lambda p: p.exp().mean(), "exp(), in 4 of 8"),
+        (lambda p: p[p > 2].mean(), lambda p: p[p > 0].mean(), "mean() of no values"),
+        (lambda p: (p * math.nan).exp().mean(), lambda p: p.log().mean(), ""),
+    ],
+)
+def test_the_operation_that_made_a_loss_infinite(made, fine, words):
+    net = nn.Sequential(nn.Linear(1, 2, bias=False), nn.Softmax(1))
+    x = torch.tensor([[5.0], [-5.0], [4.0], [-4.0]])
+    with torch.no_grad():
+        net[0].weight[:] = torch.tensor([[1.0], [-1.0]])
+    optimizer = torch.optim.SGD(net.parameters(), 1e-6)
+    with tap.track(net, optimizer, alerts=True) as tracker:
+        for step in range(14):  # in 13, graphs of losses are not read otherwise
+            optimizer.zero_grad()
+            (made if step == 13 else fine)(net(x)).backward()
+            optimizer.step()
+            tracker.step()
+    said = [alert.message for alert in tracker.alerts if alert.rule == "broken_loss"]
+    assert len(said) == bool(words)
+    assert all(words in each for each in said)
+
+
 @pytest.mark.parametrize("is_shuffled", [True, False])
 def test_a_loss_that_stays_at_chance(is_shuffled):
     net = classifier()
@@ -112,6 +145,50 @@ def test_a_loss_that_stays_at_chance(is_shuffled):
         return F.cross_entropy(net(x), y.roll(1) if is_shuffled else y)
 
     assert ("not_learning" in found(net, loss, steps=60, lr=0.03)) is is_shuffled
+
+
+def test_a_loss_that_leaves_chance_late_is_no_hint():
+    net = classifier()
+
+    def loss(number):
+        x, y = batch(64)
+        return F.cross_entropy(net(x), y.roll(1) if number < 50 else y)
+
+    assert "not_learning" not in found(net, loss, steps=110, lr=0.03)
+
+
+def test_labels_that_are_the_tokens_of_an_encoder_are_no_hint():
+    class Copies(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.out = nn.Embedding(20, 8), nn.Linear(8, 20)
+
+        def forward(self, source, target):
+            return self.out(self.tokens(source).mean(1, keepdim=True) + self.tokens(target))
+
+    net = Copies()
+
+    def loss(_):
+        source = torch.randint(2, 20, (8, 6))
+        target = torch.cat([torch.ones(8, 1, dtype=torch.long), source], 1)
+        return F.cross_entropy(net(source, target[:, :-1]).transpose(1, 2), target[:, 1:])
+
+    assert found(net, loss) == set()
+
+
+@pytest.mark.parametrize("is_graph", [True, False])
+def test_nodes_of_one_graph_may_influence_each_other(is_graph):
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.layer(x) - self.layer(x).mean(0)
+
+    net, nodes = Graph(), torch.randn(8, 4)
+    rules = found(net, lambda _: net(nodes if is_graph else torch.randn(8, 4)).square().mean())
+    assert ("rows_mixed" in rules) is not is_graph
 
 
 @pytest.mark.parametrize("divided", [False, True])
@@ -253,8 +330,13 @@ def test_parameters_that_hardly_learn(bug):
     net[2].requires_grad_(True)
     assert ("mostly_frozen" in found(net, lambda _: net(torch.randn(8, 4)).mean())) is bug
     net, rate = classifier(), 1e-9 if bug else 1e-3
-    rules = found(net, lambda _: net(torch.randn(8, 4)).mean(), lr=rate, steps=40)
-    assert ("hardly_changes" in rules) is bug
+
+    def mean(_):
+        return net(torch.randn(8, 4)).mean()
+
+    for every in (1, 7):
+        rules = found(net, mean, lr=rate, steps=50, every=every)
+        assert ("hardly_changes" in rules) is bug
 
 
 def test_training_is_bit_identical_with_losses_and_second_calls_looked_at(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -80,6 +81,25 @@ def test_a_rule_that_had_nothing_to_look_at_says_why(bad_run):
     assert len(shown.splitlines()) <= 8
 
 
+@pytest.mark.parametrize("steps", [2, 8, 12])
+def test_rules_that_saw_too_few_steps_could_not_look(tmp_path, steps):
+    path = tap.init(tmp_path)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    with tap.track(net, alerts=True) as tracker:
+        for _ in range(steps):
+            net(torch.randn(3, 4)).sum().backward()
+            tracker.step()
+    tap.finish()
+    run = tap.open(path)
+    rows = {row.rule: row for row in health_of(run.table(), run.reader)}
+    assert rows["hardly_changes"].message == "fewer than 31 steps were seen"
+    blind = {rule for rule in ("dead", "exploding", "nan") if rows[rule].state == "blind"}
+    assert blind == {2: {"dead", "exploding"}, 8: {"exploding"}, 12: set()}[steps]
+    if steps < 11:
+        seldom = r"(\d+) of \1 tensors were seen in fewer than 11 steps"
+        assert re.fullmatch(seldom, rows["exploding"].message)
+
+
 def test_a_rule_that_was_not_active_is_unknown(tmp_path):
     path = trained(tmp_path, bug=True, alerts=[tap.alerts.dead()])
     assert states(path)["dead"] == "fine"
@@ -110,7 +130,7 @@ def test_check_prints_and_ends_with_1_if_something_is_wrong(bad_run, tmp_path):
     code, out, _ = type_in("check", bad_run)
     assert code == 1
     assert "2 found a problem" in out
-    assert "● no_optimizer: 2.weight since step 2, and 1 more" in out
+    assert "● no_optimizer: 2.weight, 2.bias since step 2" in out
     assert REMEDIES["nan"] in out
     code, out, _ = type_in("check", bad_run, "--json")
     assert (code, json.loads(out)[0]["rule"]) == (1, "no_optimizer")

@@ -134,6 +134,37 @@ def test_gradients_zeroed_before_the_step():
         assert train(net, optimizer) == set()  # zeroed before the backward pass
 
 
+@pytest.mark.parametrize("bug", [True, False])
+def test_gradients_zeroed_between_micro_batches(bug):
+    net = model()
+    optimizer = sgd(net)
+
+    def step():
+        optimizer.zero_grad()
+        for _ in range(3):
+            if bug:
+                optimizer.zero_grad()
+            (net(torch.randn(3, 4)).square().mean() / 3).backward()
+        optimizer.step()
+
+    found = train(net, optimizer, step, hints=True)
+    assert (("gradient_zeroed", "model") in found) is bug
+
+
+def test_a_closure_may_zero_gradients_several_times():
+    net = model()
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=4)
+    batch = torch.randn(8, 4)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (net(batch) - 1).square().mean()
+        loss.backward()
+        return loss
+
+    assert train(net, optimizer, lambda: optimizer.step(closure), hints=True) == set()
+
+
 def test_gradients_that_are_never_zeroed():
     net = model()
     optimizer = sgd(net)

@@ -20,8 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tensortap.core.record import Fields, Items, Kind, Mapping, Number, Opaque, Record, TensorData
+from tensortap.rooms.compact.compact import compact_run
 from tensortap.rooms.ops.explanation import ChainLink, Operand, OperationExplanation
 from tensortap.runs import rows
+from tensortap.runs.folders import end_run
+from tensortap.runs.run_reader import RunReader
 from tensortap.runs.tables import TailFile
 from tensortap.stats import summarize_array
 from tests.figures.conftest import RunWriter
@@ -59,7 +62,7 @@ def records() -> list[Record]:
     return found
 
 
-def good_run(folder: Path, *, sealed: bool) -> Path:
+def good_run(folder: Path, *, sealed: bool, compacted: bool = False) -> Path:
     """Write a run; it ends with a tail unless it is sealed."""
     writer = RunWriter(folder)
     writer.write(records())
@@ -69,6 +72,9 @@ def good_run(folder: Path, *, sealed: bool) -> Path:
     (writer.path / "runtime_info.json").write_text("{}")
     if sealed:
         writer.close()
+        if compacted:
+            end_run(writer.path)
+            compact_run(RunReader(writer.path))
         return writer.path
     copy = folder / "open"
     shutil.copytree(writer.path, copy)
@@ -611,3 +617,93 @@ SEALED |= {
     "table with wild shards": _rewritten(shard_shape=[2**40], shard_offsets=[2**40]),
     **{f"damaged table {seed}": _damaged(seed) for seed in range(4)},
 }
+
+
+# -- windows ---------------------------------------------------------------------------------
+
+COMPACTED: dict[str, Hostile] = {}
+
+
+def window_of(run: Path) -> Path:
+    return next((run / "compact").iterdir())
+
+
+def _manifest(**entries: Any) -> Hostile:
+    def build(run: Path) -> None:
+        file = window_of(run) / "manifest.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
+
+    return build
+
+
+def _in_window(
+    build: Callable[[pa.Table], pa.Table], file: str = "records", **more: Any
+) -> Hostile:
+    """Write a file of the window again; the manifest has its number of rows, or `more`."""
+
+    def change(run: Path) -> None:
+        path = window_of(run) / f"{file}.parquet"
+        table = build(pq.read_table(path))
+        pq.write_table(table, path)
+        _manifest(**{{"records": "rows", "whole": "rolled"}[file]: table.num_rows})(run)
+
+    return change
+
+
+def _with(**cells: Any) -> Callable[[pa.Table], pa.Table]:
+    def build(table: pa.Table) -> pa.Table:
+        for name, cell in cells.items():
+            field = table.schema.field(name)
+            column = pa.array([cell] * table.num_rows, field.type)
+            table = table.set_column(table.schema.get_field_index(name), field, column)
+        return table
+
+    return build
+
+
+COMPACTED |= {
+    f"manifest with {name}": _manifest(**entries)
+    for name, entries in {
+        "many rows": {"rows": 10**30},
+        "few rows": {"rows": 1, "rolled": 0},
+        "texts": {"rows": CONTROL},
+        "a negative rank": {"parts": {"-5": 1}},
+        "negative covered parts": {"covered": {"0": -100}},
+        "too many covered parts": {"covered": {"0": 10**30}},
+        "huge figures of ranks": {"ranks": {"0": [10**40, -(10**40), 10**40, 10**40]}},
+        "a huge rank": {"ranks": {str(10**40): [1, 0, 0, 0]}, "seqs": {"0": -(10**30)}},
+        "unknown kinds": {"names": {CONTROL: {CONTROL: 5}}},
+        "wrong counts": {"names": {CONTROL: {"Value": 10**15, "Metric": -5}}},
+    }.items()
+}
+COMPACTED |= {
+    f"{file} is {name}": lambda run, file=file, build=build: build(window_of(run) / file)  # type: ignore[misc]
+    for file in ("records.parquet", "whole.parquet", "manifest.json")
+    for name, build in {
+        "a pipe": fifo,
+        "a device": lambda path: _link(path, "/dev/zero"),
+        "a link": lambda path: _link(path, "/etc/passwd"),
+        "garbage": lambda path: path.write_bytes(b"PAR1" * 99) and None,
+        "missing": Path.unlink,
+        "a folder": _folder,
+    }.items()
+}
+for _file in ("records", "whole"):
+    COMPACTED |= {
+        f"window with {_file} {name}": _in_window(build, _file)
+        for name, build in {
+            "of another rank": _with(rank=7),
+            "of other steps": _with(step=2**62, seq=-5),
+            "with control characters": _with(name=CONTROL, type=CONTROL, dtype=CONTROL),
+            "of an unknown kind": _with(kind=CONTROL),
+            "with wild shards": _with(shard_shape=[2**40], shard_offsets=[2**40]),
+            "in another order of columns": lambda t: t.select(t.column_names[::-1]),
+            "without columns": lambda t: t.drop_columns(["seq"]),
+            "without rows": lambda t: t.slice(0, 0),
+        }.items()
+    }
+COMPACTED["compact is a pipe"] = lambda run: (
+    shutil.rmtree(run / "compact"),
+    fifo(run / "compact"),
+)[1]
+COMPACTED["parts with steps far apart"] = _rewritten({"first_step": 0, "last_step": 2**62})

@@ -29,8 +29,8 @@ OTHERS = {
 }  # fmt: skip
 
 
-def write_all(folder: Path, hostile: dict[str, corpus.Hostile], *, sealed: bool):
-    good = corpus.good_run(folder, sealed=sealed)
+def write_all(folder: Path, hostile: dict[str, corpus.Hostile], **kind: bool):
+    good = corpus.good_run(folder, **kind)
     runs = {}
     for number, (name, change) in enumerate(hostile.items()):
         run = folder / f"{number:03d}" / "run"
@@ -58,10 +58,12 @@ def check(process, tmp_path, request, record_property):
     """Run all commands on each run in `make attack`, else one of them in turn."""
     share = COMMANDS if kind_of(request.config) is None else 1
 
-    record_property("tried", COMMANDS * (len(corpus.OPEN) + len(corpus.SEALED)) // share)
+    record_property(
+        "tried", COMMANDS * len(corpus.OPEN | corpus.SEALED | corpus.COMPACTED) // share
+    )
 
-    def check(hostile: dict[str, corpus.Hostile], *, sealed: bool) -> None:
-        runs, good = write_all(tmp_path / f"{sealed}", hostile, sealed=sealed)
+    def check(hostile: dict[str, corpus.Hostile], **kind: bool) -> None:
+        runs, good = write_all(tmp_path / "-".join(map(str, kind.values())), hostile, **kind)
         print(json.dumps({"runs": runs, "good": good, "share": share}), file=process.stdin)
         process.stdin.flush()
         line = process.stdout.readline()
@@ -82,6 +84,7 @@ def test_every_command_ends_with_one_sentence(check, tmp_path):
     assert len(corpus.OPEN) + len(corpus.SEALED) >= 71
     check(corpus.OPEN, sealed=False)
     check(corpus.SEALED, sealed=True)
+    check(corpus.COMPACTED, sealed=True, compacted=True)
 
 
 SECRET = 20261.75  # in a file that no run may show

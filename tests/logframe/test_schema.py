@@ -193,6 +193,28 @@ def hostile_files(folder):
     yield "bomb.parquet", "KiB become 160 MiB or more"
     pq.write_table(pa.table({"x": ones}), folder / "other.parquet")
     yield "other.parquet", "a LogFrame has columns of two levels"
+    good = foreign()
+    lists = good.copy()
+    lists["scalar_stats", "std"] = [[1.0], [2.0]]
+    far = good.copy()
+    far["exponent_counts", 10**15] = 1
+    large = good.copy()
+    large["metadata", "step"] = np.array([0, 2**63], np.uint64)
+    for name, frame, words in (
+        ("lists.parquet", lists, "must hold numbers"),
+        ("far.parquet", far, "no number has the exponent"),
+        ("large.parquet", large, "must hold integers of 64 bits"),
+    ):
+        frame.to_parquet(folder / name)
+        yield name, words
+    table = pa.Table.from_pandas(good)
+    for name, about in {"told.parquet": b'{"columns": 5}', "deep.parquet": b"[" * 100_000}.items():
+        pq.write_table(table.replace_schema_metadata({b"pandas": about}), folder / name)
+        yield name, "cannot be read"
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * 10_000, pa.int32()), ["x" * (1 << 20)])
+    few = {name: ones.slice(0, 10_000) for name in columns} | {columns[0]: text}
+    pq.write_table(pa.table(few), folder / "texts.parquet", store_schema=False)
+    yield "texts.parquet", "a small file with more than"
     for name, data, words in (
         ("no.parquet", b"garbage", "cannot be read"),
         ("no.pkl", b"garbage", "cannot be unpickled"),

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import tensortap as tap
 from tensortap import alerts
 from tensortap.core.record import Kind
-from tensortap.rooms.health.torch import passes
+from tensortap.rooms.health.torch import losses, passes
 from tensortap.rooms.ops import torch_origins as origins
 from tensortap.rooms.track import packed
 from tensortap.rooms.track.packed import PendingSummary
@@ -219,6 +219,20 @@ def test_module_with_finite_inputs_is_the_origin_and_a_bad_batch_is_said():
     assert "the input of Layer was NaN: check the batch" in first.message
 
 
+def test_weights_that_are_not_finite_before_the_step_are_named_first():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with tap.track(model, alerts=[alerts.nan()], kind=("activation", "weight")) as tracker:
+        model(torch.ones(2, 4))
+        tracker.step()
+        with torch.no_grad():
+            model[1].bias[2] = torch.nan
+        model(torch.ones(2, 4))
+        tracker.step()
+    (alert,) = tracker.alerts
+    assert (alert.name, alert.origin) == ("1", "1")
+    assert "; 1.bias was not finite before this step" in alert.message
+
+
 @pytest.mark.usefixtures("anywhere")
 def test_code_between_modules_is_named_as_the_origin_of_a_gradient():
     first = alerts_of("backward")[0]
@@ -273,7 +287,8 @@ def test_backward_of_a_module_is_told_from_the_code_before_it():
 def test_looking_for_the_origin_does_not_wait_for_a_device(monkeypatch):
     """Reading a value would block training until the device has computed it."""
     monkeypatch.setattr(origins, "on_device", lambda tensor: True)
-    monkeypatch.setattr(passes, "is_plain", lambda tensor: False)
+    for module in (passes, losses):
+        monkeypatch.setattr(module, "is_plain", lambda tensor: False)
     pending = PendingSummary(lambda: False, lambda: None)
     monkeypatch.setattr(packed, "summary_of", lambda value: (None, pending))
     model, x = Layer("between"), torch.rand(3, 4)

@@ -71,7 +71,7 @@ def test_a_program_is_tracked_and_computes_the_same(tmp_path, program, capsys):
 def test_a_bug_that_raises_no_error_is_named(tmp_path, program):
     code, _, err, made = run(tmp_path, program(TRAIN, bug="[0]"))
     assert code == 0
-    assert "● no_optimizer: 2.weight since step 2, and 1 more" in err
+    assert "● no_optimizer: 2.weight, 2.bias since step 2" in err
     assert {alert.rule for alert in made.alerts()} == {"no_optimizer"}
 
 

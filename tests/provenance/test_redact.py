@@ -20,10 +20,12 @@ apiKey clientSecret APIKEY HTTP_AUTH AUTHORIZATION JWT SESSION_COOKIE DOCKER_AUT
 SSHPASS MYSQL_PW DOCKER_AUTH_CONFIG AUTH_HEADER VAULT_PASSCODE SMTP_CREDS FERNET_KEYS TOTP_OTP
 COOKIE_SIGNING PASSWORD_SALT PHP_SESSION APP_LICENSE RAILS_SECRET_KEY_BASE API_KEY_2
 APP_FERNET_PRIMARY SIGNING_K OTP_SEED USER_SALT_X WOLFRAM_LICENSE_X SESSIONID TS_AUTHKEY PRIVATEKEY
+API_BEARER BEARER CARD_PIN SEED_PHRASE walletSeedPhrase MNEMONIC WALLET_SEED RECOVERY_PHRASE
 HF_TOKEN_WRITE OPENAI_API_KEY_DEV PASSWORD_DB PRIVATE_KEY_PEM SECRETKEY ENCRYPTIONKEY SECRET_PROD
 """.split()
 
 KEPT = """
+SEED=42 PYTHONHASHSEED=0 GLOBAL_SEED=12345678901234567890 DATA_SEED=run-7 PIN_MEMORY=1 PINNED=abc
 TOKENIZERS_PARALLELISM=false MONKEY=business KEYBOARD=us PATH=/usr/bin:/bin PWD=/home/me
 SSH_AUTH_SOCK=/tmp/agent.123 SSH_ASKPASS=/usr/bin/askpass AWS_WEB_IDENTITY_TOKEN_FILE=/var/run/token
 GOOGLE_APPLICATION_CREDENTIALS=/home/me/keys/service.json MAX_TOKENS=4096 PAD_TOKEN=<pad>
@@ -105,6 +107,10 @@ INSIDE = {
     "yaml": "password: {}",
     "ini": "smtp_password = {}",
     "shell": "export DB_PW={}",
+    "mysql": "mysql -u me -p{} db",
+    "sshpass": "sshpass -p {} ssh host",
+    "docker": "docker login -u me -p {} registry.io",
+    "curl": "curl -s -u 'me:{}' https://h",
 }
 KEY_LINES = [planted(f"key {number}", length=64) for number in range(6)]
 PRIVATE_KEY = "\n".join(
@@ -167,6 +173,10 @@ def test_arguments():
         --keyboard us --tokenizer gpt2 --config={"secret":"***"} --url=https://***@h/
         --token -x""".split()
     )
+    login = ["sshpass", "-p", "abc", "ssh", "host"]
+    assert Redactor(environ={}).arguments(login) == ["sshpass", "-p", HIDDEN, "ssh", "host"]
+    assert Redactor(environ={}).arguments(["train.py", "-p", "abc"]) == ["train.py", "-p", "abc"]
+    assert Redactor(environ={}).arguments(["train.py", "--pin", "4711"])[-1] == HIDDEN
 
 
 def test_hides_repeated_values():
@@ -277,6 +287,7 @@ sort_key = "name"; max_tokens = 4096; secret_santa = False
 basic functionality of the Basic block; the bearer of bad news
 Token Embedding and Basic TransformerBlock: see Token Embeddings2D; Bearer of the Token
 # cookie: keep the session of the browser
+seed = "experiment"; seeds = [1, 2]; pin = 17; mysql -u me -p db; docker run -p 8080:80 image
 key = l2norm(key, dim=-1, eps=1e-6); self.embed_tokens = Gemma3TextScaledWordEmbedding(
 tokens = " ".join([self.token] + tokens); inference_session: Sam2VideoInferenceSession,
 contours = max(contours, key=cv2.contourArea); cache_key=f"encoder_layer_{stage_idx}",

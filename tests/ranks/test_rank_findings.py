@@ -97,6 +97,24 @@ def test_digests_tell_what_statistics_do_not():
     assert found(records) == []
 
 
+@pytest.mark.parametrize("case", ["same", "split", "parts", "constant"])
+def test_ranks_that_get_the_same_data(case):
+    def change(rank, step, name, values):
+        values += rank * (case == "parts" and name == "fc.bias")
+
+    def loss(rank, step):
+        value = 1.0 if case == "constant" else 1.0 / (1 + step) + rank * (case == "split") * 1e-9
+        return Record("loss", Kind.METRIC, step, 0, 0, rank, 4, 0, value=value)
+
+    losses = [loss(rank, step) for rank in range(4) for step in range(12)]
+    growing = GrowingFindings(table_of([*weights(change, world=4), *losses]))
+    assert "same_data" in growing.rules
+    says = [alert.message for alert in growing.get() if alert.rule == "same_data"]
+    assert [each.partition(",")[0] for each in says] == (
+        ["all 4 ranks compute the same loss in each step"] if case == "same" else []
+    )
+
+
 def test_without_a_majority_all_are_named():
     (finding,) = found(weights(add_one([1], 2), world=2))
     assert finding.ranks == (0, 1)

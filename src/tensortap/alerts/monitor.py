@@ -55,7 +55,8 @@ class StepState:
         self.outputs = self.masks = 0
         self.mask = ""
         self.largest, self.largest_before = -math.inf, self.largest
-        self.modules, self.modules_before = {}, self.modules
+        self.modules_before |= self.modules  # within a budget, each is seen in some steps only
+        self.modules = {}
         self._gradients.clear()
 
     def gradient_before(self, name: str) -> str:
@@ -177,6 +178,7 @@ class AlertMonitor:
         self._tensors: dict[tuple[str, Kind, int, str | None], _TensorState] = {}
         self._step_states: dict[int, StepState] = {}  # by rank
         self._keep_from: dict[int, int] = {}  # rank → step
+        self.suspected: set[tuple[Kind, str]] = set()  # what a rule wants to see again soon
         self._stop: Alert | None = None
         self._lock = threading.RLock()  # the backward pass may run in its own threads
 
@@ -205,6 +207,8 @@ class AlertMonitor:
                 except Exception as error:
                     pipeline.fault(_name(rule), error, "raised an error as an alert rule")
                     continue
+                if state.streak and finding is None:
+                    self.suspected.add((kind, record.name))
                 if finding is not None:
                     alert = self._alert(rule, state, finding, tensor, record)
                     if alert is not None:

@@ -34,9 +34,9 @@ _FEW_VALUES = 4  # of which all may well be 0
 _PRECISION = 20  # bits; smaller parts of the largest gradient of a step are rounding errors
 
 
-def _named(rule: Rule, name: str, kinds: Collection[Kind]) -> Rule:
-    """Set the name of a rule and the kinds of records that it checks."""
-    rule.__dict__["kinds"] = frozenset(kinds)
+def _named(rule: Rule, name: str, kinds: Collection[Kind], looks: int = 1) -> Rule:
+    """Set the name of a rule, the kinds of records that it checks, and how many steps it needs."""
+    rule.__dict__.update(kinds=frozenset(kinds), looks=looks)
     rule.__name__ = name
     return rule
 
@@ -106,6 +106,8 @@ def _cause(record: Record, state: RuleState, module: str) -> tuple[str, str]:
     """Return what probably caused the first non-finite value of a step, and in which module."""
     step_state, tags = state.step_state, record.tags
     if record.kind is Kind.ACTIVATION:
+        if "weights" in tags:
+            return f"{tags['weights']} was not finite before this step already", module
         if tags.get("origin", module) != module:  # made before it got here
             return tags["where"], tags["origin"]
         weights = "" if step_state.weights_seen else " (its weights have not been observed yet)"
@@ -197,7 +199,7 @@ def exploding(factor: float = 100.0, warmup: int = 10) -> Rule:
         times = 2 ** (level - typical)
         return f"gradient has an RMS of {2**level:.3g}, {times:,.0f} times its typical value"
 
-    return _named(rule, "exploding", _GRADIENTS)
+    return _named(rule, "exploding", _GRADIENTS, warmup + 1)
 
 
 @checked
@@ -244,7 +246,7 @@ def vanishing(
         size = "0" if level is None else f"tiny (RMS {2**level:.3g})"
         return f"gradient has been {size} for {state.streak} steps in a row"
 
-    return _named(rule, "vanishing", _GRADIENTS)
+    return _named(rule, "vanishing", _GRADIENTS, patience)
 
 
 def _log2_rms(stats: Summary | None) -> float | None:
@@ -274,7 +276,7 @@ def dead(share: float = 0.95, patience: int = 3) -> Rule:
             message += "lower the learning rate, or use a leaky activation"
         return Finding(message, facts={"zeros": zeros})
 
-    return _named(rule, "dead", (Kind.ACTIVATION,))
+    return _named(rule, "dead", (Kind.ACTIVATION,), patience)
 
 
 @checked
@@ -354,7 +356,7 @@ def loss_spike(
         message = f"{value:.4g} is far above the typical value of {typical:.4g}"
         return Finding(message, facts={"value": value, "typical": typical})
 
-    return _named(rule, "loss_spike", _NUMBERS)
+    return _named(rule, "loss_spike", _NUMBERS, warmup + 1)
 
 
 @functools.cache

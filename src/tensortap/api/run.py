@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,6 @@ from tensortap.runs.reader import kept_value
 from tensortap.runs.rows import HEAD_COLUMNS, records_of
 from tensortap.runs.run_reader import RunReader
 from tensortap.table.kinds import need_pandas
-from tensortap.text.html import html_table
 from tensortap.text.records import record_line
 from tensortap.values.snapshot import borrow
 
@@ -177,49 +177,46 @@ class Run(Values):
             self.reader.refresh()
 
     @checked
-    def stats(self, compute: bool = True, *, rank: int | str | None = None) -> pd.DataFrame:
+    def stats(self, *, rank: int | str | None = None) -> pd.DataFrame:
         """Return a frame with name, kind, step, rank and all statistics, one row per record.
 
-        `compute` computes the statistics of tensors that were recorded without any. By default,
+        The statistics of tensors that were recorded without any are computed. By default,
         what several ranks recorded of a tensor is merged into one row, that of the lowest rank;
         `rank` is one rank, or ``"all"`` for every record.
         """
         need_pandas("run.stats()")
         from tensortap.table import frames
 
-        return frames.stats_of(self.table(compute=compute), rank=rank)
+        return frames.stats_of(self.table(compute=True), rank=rank)
 
     @checked
     def logframe(
         self,
         exponents: tuple[int, int] | None = None,
         *,
-        compute: bool = True,
         strict: bool = False,
         rank: int | str | None = None,
     ) -> pd.DataFrame:
         """Return the frame for figures of numerics; see `tap.viz.validate_logframe`.
 
         `exponents` are the first and the last bin with a column; by default all that occur.
-        `compute` computes the statistics of tensors that were recorded without any. `strict` is for
+        The statistics of tensors that were recorded without any are computed. `strict` is for
         readers that allow no further metadata: rank and call are then below ``scalar_stats``.
         `rank` is as for `stats`.
         """
         need_pandas("run.logframe()")
-        table = self.table(compute=compute)
+        table = self.table(compute=True)
         return offer("run.logframe")(table, exponents=exponents, strict=strict, rank=rank)
 
     @checked
-    def formats(
-        self, dtype: str, *, step: int | str | None = None, compute: bool = True
-    ) -> pd.DataFrame:
+    def formats(self, dtype: str, *, step: int | str | None = None) -> pd.DataFrame:
         """Return what each tensor would lose in a format (``"float8_e4m3fn"``), and its best scale.
 
         By default for the latest step of each tensor; `step` is another one, or ``"all"``. All
         ranks and calls of a step count together.
         """
         need_pandas("run.formats()")
-        table = self.table(compute=compute)
+        table = self.table(compute=True)
         frame: pd.DataFrame = offer("run.formats")(table, dtype, step=step)
         return frame
 
@@ -289,6 +286,21 @@ class AlertList(list["Alert"]):
     def _repr_html_(self) -> str:
         rows = [(a.step, a.rank, a.rule, a.name, a.kind.value, a.message) for a in self]
         return html_table(rows, ("step", "rank", "rule", "name", "kind", "message"))
+
+
+def html_table(rows: Iterable[Sequence[object]], heads: Sequence[str] = ()) -> str:
+    """Return a table of texts.
+
+    >>> html_table([["<x>"]])
+    '<table><tr><td style="text-align:left">&lt;x&gt;</td></tr></table>'
+    """
+
+    def line(tag: str, cells: Sequence[object]) -> str:
+        shown = (html.escape(str(cell)[:1000]) for cell in cells)
+        return "".join(f'<{tag} style="text-align:left">{cell}</{tag}>' for cell in shown)
+
+    all_lines = [line("th", heads)] * bool(heads) + [line("td", row) for row in rows]
+    return f"<table>{''.join(f'<tr>{each}</tr>' for each in all_lines)}</table>"
 
 
 def list_runs(folder: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 
 from tensortap.alerts import Alert, AlertMonitor, Rule
-from tensortap.core.record import Kind
 from tensortap.core.rooms import offers
 from tensortap.runs.rows import HEAD_COLUMNS, records_of
 from tensortap.runs.run_reader import RunReader
@@ -45,31 +44,10 @@ def run_alerts(
     if isinstance(reader, RunReader):
         finders = alert_finders(table) if finders is None else finders
         alerts += [alert for finder in finders for alert in finder.get()]
-        alerts = _with_ranks(alerts)
+        for told in offers("run.alerts.told"):  # with what other ranks had
+            alerts = told(alerts)
         alerts.sort(key=lambda alert: alert.step)
     return alerts
-
-
-def _with_ranks(alerts: list[Alert]) -> list[Alert]:
-    """Say of NaN and Inf that came from another rank from which one, and put them last."""
-    made: list[Alert] = []
-    received: list[Alert] = []
-    outputs = Kind.ACTIVATION, Kind.GRADIENT
-    bad = [alert for alert in alerts if alert.rule in ("nan", "inf")]
-    for alert in alerts:
-        sources = (
-            each for each in bad
-            if each.step == alert.step and each.rank != alert.rank and each.kind in outputs
-        )  # fmt: skip
-        gradient = alert.kind is Kind.WEIGHT_GRADIENT and alert.rule in ("nan", "inf")
-        source = next(sources, None) if gradient else None
-        if source is None:
-            made.append(alert)
-        else:
-            text = f"{alert.message.partition(';')[0]}; it came through communication from rank "
-            text += f"{source.rank}, where {source.name} ({source.kind.value}) had it before"
-            received.append(msgspec.structs.replace(alert, message=text, origin=source.origin))
-    return made + received
 
 
 def rule_alerts(table: Table, rules: Iterable[Rule] | bool) -> list[Alert]:

@@ -24,7 +24,7 @@ from tensortap.values.torch.hidden import constant_when_compiled, replace_when_c
 
 _getframe = sys._getframe
 _traced: dict[type, Framework] = {}  # classes of values that have only been traced so far
-_NO_TOKENS = "tokens= has no effect in a compiled function: catch what it returns"
+_NOT_COMPILED = "{}= has no effect in a compiled function: catch what it returns"
 _sites = CallSites()
 _known = _sites.known
 
@@ -38,7 +38,7 @@ def catch(
     when: bool | Callable[[Any], object] = True,
     changed: bool = False,
     server: str | None = None,
-    shard: Shard | Any = None,
+    shard: Shard | None = None,
     tokens: Any = None,
     positions: Any = None,
     mask: Any = None,
@@ -51,9 +51,9 @@ def catch(
     the name, `first` at most that many, `when` is a condition or a function of the value, and
     `changed` skips a value that equals the last one captured. `server` is the ``"host:port"`` of
     a live session other than the default. `shard` is the position of this rank's value in a
-    larger tensor; a DTensor has its own, and in `shard_map` a PartitionSpec says it. `tokens` are
-    the ids that the rows of the value are about, which `tap.align` needs; `positions`, `mask` and
-    `cu_seqlens` say how they are batched, `sequence` names the sequences that a cache goes on with.
+    larger tensor; a DTensor has its own. `tokens` are the ids that the rows of the value are about,
+    which `tap.align` needs; `positions`, `mask` and `cu_seqlens` say how they are batched,
+    `sequence` names the sequences that a cache goes on with.
     Inside a function that JAX compiles, the values of each run are captured. Never raises, unless
     ``TENSORTAP_STRICT=1``.
     """
@@ -68,8 +68,8 @@ def catch(
             counter = _first_call(name, every, first, tokens, described)
         if _traced and type(value) in _traced:
             return _catch_when_run(
-                value, name, when, shard, every=every, first=first, changed=changed, server=server,
-                tokens=tokens,
+                value, name, when, every=every, first=first, changed=changed, server=server,
+                tokens=tokens, shard=shard,
             )  # fmt: skip
         number = counter.tick()
         if counter.step != pipeline.clock.step:
@@ -165,12 +165,13 @@ def _fault(name: str | None, error: Exception, every: Any) -> Ticket:
     return pipeline.fault(name, error, calls=int(counted))
 
 
-def _catch_when_run(value: Any, name: str, when: Any, shard: Any, **options: Any) -> Ticket:
+def _catch_when_run(value: Any, name: str, when: Any, **options: Any) -> Ticket:
     """Make the function that is being compiled capture the value whenever it runs."""
-    if options.pop("tokens") is not None:
-        raise TypeError(_NO_TOKENS)
+    for option in ("tokens", "shard"):
+        if options.pop(option) is not None:
+            raise TypeError(_NOT_COMPILED.format(option))
     capture = functools.partial(_catch_run, name, options)
-    wait = _traced[type(value)].catch_when_run(value, capture, when, shard)
+    wait = _traced[type(value)].catch_when_run(value, capture, when)
     if wait not in pipeline.settlers:
         pipeline.settlers.append(wait)
     return SKIPPED
@@ -260,20 +261,22 @@ def _reject_in_graph(name: str | None, cls: str) -> None:
     pipeline.fault(name or "a value", TypeError(message))
 
 
-def _reject_tokens(name: str | None) -> None:
-    """Report tokens that compiled code cannot describe; torch calls this while it compiles."""
-    pipeline.fault(name or "a value", TypeError(_NO_TOKENS))
+def _reject_option(name: str | None, option: str) -> None:
+    """Report an option that compiled code ignores; torch calls this while it compiles."""
+    pipeline.fault(name or "a value", TypeError(_NOT_COMPILED.format(option)))
 
 
 def _catch_in_graph(
-    value: Any, name: str | None = None, *, when: Any = True, shard: Any = None, **options: Any
+    value: Any, name: str | None = None, *, when: Any = True, **options: Any
 ) -> Ticket:
     """Stand in for `catch` where torch compiles a function."""
     from tensortap.values.torch import graphs
 
-    if "tokens" in options:
-        _reject_tokens(name)
-    elif not graphs.is_tensor(value) or shard is not None:
+    for option in ("tokens", "positions", "mask", "cu_seqlens", "sequence", "shard"):
+        if options.pop(option, None) is not None:
+            _reject_option(name, option)
+            return SKIPPED
+    if not graphs.is_tensor(value):
         _reject_in_graph(name, type(value).__name__)
     elif graphs.is_tensor(when):
         graphs.catch(value, _graph_key(name, "", **options), when)
@@ -295,7 +298,7 @@ def _catch_grad_in_graph(value: Any, name: str | None = None, **options: Any) ->
 
 constant_when_compiled(_graph_key)
 constant_when_compiled(_reject_in_graph)
-constant_when_compiled(_reject_tokens)
+constant_when_compiled(_reject_option)
 replace_when_compiled(catch, _catch_in_graph)
 replace_when_compiled(catch_grad, _catch_grad_in_graph)
 

@@ -28,18 +28,12 @@ def ls(
     from tensortap.core.limits import format_size
 
     table = Table(box=None, pad_edge=False, header_style="bold dim")
-    for name in ("run", "name", "started", "state", "records", "names", "ranks", "size"):
+    columns = ("run", "name", "started", "state", "records", "names", "ranks", "size")
+    for name in columns:
         right = name in ("records", "names", "ranks", "size")
         table.add_column(name, justify="right" if right else "left")
     for run in runs:
-        table.add_row(
-            str(run["run"]),
-            str(run["name"]),
-            str(run["started"])[:19].replace("T", " "),
-            str(run["state"]),
-            f"{run['records']:,}",
-            str(run["names"]),
-            str(run["ranks"]),
-            format_size(int(str(run["nbytes"]))),
-        )
+        started, size = str(run["started"])[:19].replace("T", " "), format_size(run["nbytes"])
+        shown = {**run, "started": started, "records": f"{run['records']:,}", "size": size}
+        table.add_row(*(str(shown[name]) for name in columns))
     Console().print(table)

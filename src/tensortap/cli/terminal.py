@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 import typer
 
-from tensortap.core.errors import MissingExtra, TensortapError
+from tensortap.core.errors import TensortapError
 
 
 def message(text: str) -> None:
@@ -52,27 +50,6 @@ def parse_numbers(text: str, option: str, example: str) -> tuple[int, ...]:
         return tuple(int(word) for word in text.split(",") if word.strip())
     except ValueError:
         raise TensortapError(f"{option} must look like {example}, got {text!r}") from None
-
-
-@contextlib.contextmanager
-def dask_executor(address: str | None) -> Iterator[Any]:
-    """Yield the executor of a Dask cluster for the option ``--dask``; None without an address."""
-    if address is None:
-        yield None
-        return
-    try:
-        from distributed import Client
-    except ImportError:
-        raise MissingExtra.of("--dask needs Dask", "scale") from None
-    try:
-        # a client that cannot connect may wait for itself for ever when it is collected
-        where = urlsplit(address)
-        socket.create_connection((where.hostname, where.port or 8786), 10).close()
-        client = Client(address, timeout=10)
-    except (OSError, ValueError) as error:
-        raise TensortapError(f"--dask: cannot connect to {address}: {error}") from None
-    with client:
-        yield client.get_executor()
 
 
 @contextlib.contextmanager

@@ -50,20 +50,30 @@ def _cgroups() -> list[tuple[str, bool]]:
     return folders
 
 
+@functools.cache  # a worker's queue looks ten times per second
+def _limited_cgroups() -> list[tuple[str, bool, int]]:
+    """Return folder, version and limit of each control group that has a limit."""
+    found = []
+    for folder, version2 in _cgroups():
+        limit = _read(f"{folder}/{_CGROUP_FILES[version2][0]}").strip()
+        if limit.isdigit() and int(limit) < 1 << 62:  # version 1 says "none" by such a number
+            found.append((folder, version2, int(limit)))
+    return found
+
+
 def _cgroup_limits() -> list[tuple[int, int]]:
     """Return limit and use of each control group that has a limit.
 
     Memory that the kernel can free at once does not count as used.
     """
     found = []
-    for folder, version2 in _cgroups():
-        limit, used = (_read(f"{folder}/{name}").strip() for name in _CGROUP_FILES[version2])
-        if limit.isdigit():
-            stat = dict(re.findall(r"^(\w+) (\d+)$", _read(f"{folder}/memory.stat"), re.M))
-            total = "" if version2 else "total_"  # with the groups inside it
-            names = (f"{total}inactive_file", f"{total}active_file")
-            free = sum([int(stat.get(name, 0)) for name in names])
-            found.append((int(limit), int(used) - free if used.isdigit() else 0))
+    for folder, version2, limit in _limited_cgroups():
+        used = _read(f"{folder}/{_CGROUP_FILES[version2][1]}").strip()
+        stat = dict(re.findall(r"^(\w+) (\d+)$", _read(f"{folder}/memory.stat"), re.M))
+        total = "" if version2 else "total_"  # with the groups inside it
+        names = (f"{total}inactive_file", f"{total}active_file")
+        free = sum([int(stat.get(name, 0)) for name in names])
+        found.append((limit, int(used) - free if used.isdigit() else 0))
     return found
 
 

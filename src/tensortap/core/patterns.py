@@ -21,9 +21,10 @@ def compile_pattern(
     """Compile a regular expression; raise PatternError, naming the argument, if it is invalid."""
     try:
         return re.compile(pattern, re.IGNORECASE if ignore_case else 0)
-    except (re.error, TypeError) as error:
+    except (re.error, TypeError, OverflowError, RecursionError) as error:
         where = f"{argument}: " if argument else ""
-        raise PatternError(f"{where}not a regular expression: {pattern!r} ({error})") from None
+        given = f"{pattern!r:.200}"
+        raise PatternError(f"{where}not a regular expression: {given} ({error})") from None
 
 
 class TypedPattern:

@@ -275,7 +275,9 @@ def read_groups(
     bound = 8 * sum(column.num_values for column in found)
     bound += largest * sum(column.num_values for column in texts)
     if bound <= limit:
-        return file.read_row_groups(groups, columns, use_threads=len(groups) > 1)
+        return _complete(
+            file.read_row_groups(groups, columns, use_threads=len(groups) > 1), footer, groups
+        )
     batches: list[pa.RecordBatch] = []
     if total <= limit:
         for batch in file.iter_batches(max(1, limit // (4 * largest)), groups, columns):
@@ -285,4 +287,22 @@ def read_groups(
                 break
     if total > limit:
         raise ValueError(f"a small file with more than {format_size(limit)} of rows")
-    return pa.Table.from_batches(batches)
+    return _complete(pa.Table.from_batches(batches), footer, groups)
+
+
+def _complete(table: pa.Table, footer: Any, groups: list[int]) -> pa.Table:
+    """Return a table; raise ValueError unless it has as many rows as the footer says."""
+    rows = sum(footer.row_group(group).num_rows for group in groups)
+    if table.num_rows != rows:
+        raise ValueError(f"{table.num_rows} rows, not {rows} as it says")
+    return table
+
+
+def leaf_statistics(footer: Any, group: int, name: str) -> Any:
+    """Return the statistics of a column in a row group, as far as it has any that can be read."""
+    columns = (footer.row_group(group).column(i) for i in range(footer.num_columns))
+    found = next(column for column in columns if column.path_in_schema == name).statistics
+    try:
+        return found if found is not None and found.has_min_max and found.min is not None else None
+    except ValueError:  # a text that is not in UTF-8
+        return None

@@ -44,7 +44,7 @@ DICT_PREFIX = b"\x92\xa1m"
 Row = tuple[Any, ...]
 _REQUIRED = (*COLUMNS[:8], "missing")
 _KINDS = frozenset(kind.value for kind in Kind)
-_EXPONENTS = 1 << 15  # longdouble has 16,445 below 0
+EXPONENTS = 1 << 15  # longdouble has 16,445 below 0
 _HEADS = 64  # sets of columns whose repeated cells are kept
 _NO_SUMMARY = (None,) * len(_SUMMARY)
 _encode = msgspec.msgpack.Encoder().encode
@@ -316,6 +316,15 @@ def check_columns(path: Path, found: pa.Schema) -> None:
             raise CorruptFile(f"{path} is not a table of a run: its column {field.name} is missing")
 
 
+def check_rows(path: Path, footer: Any, rows: int) -> None:
+    """Raise CorruptFile unless a Parquet file has so many rows, in groups that all have some."""
+    sizes = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
+    if min(sizes, default=1) < 1:
+        raise CorruptFile(f"{path} has row groups without rows")
+    if not sum(sizes) == footer.num_rows == rows:
+        raise CorruptFile(f"{path} has {footer.num_rows} rows, not {rows} as it says")
+
+
 def validated(rows: Any, rank: int | None) -> Any:
     """Return rows after checking each of their bytes: Arrow trusts offsets and would crash.
 
@@ -335,6 +344,6 @@ def validated(rows: Any, rank: int | None) -> Any:
     if "first_bin" in names and "bins" in names:
         first = np.nan_to_num(numbers(rows.column("first_bin")))
         last = first + np.nan_to_num(numbers(pc.list_value_length(rows.column("bins"))))
-        if (first < -_EXPONENTS).any() or (last > _EXPONENTS).any():
+        if (first < -EXPONENTS).any() or (last > EXPONENTS).any():
             raise ValueError("it counts exponents that no number has")
     return rows

@@ -210,7 +210,7 @@ class RunReader:
 
     def load(self, record: Record) -> Record:
         with self.lock:
-            tables = self.by_rank[record.rank]
+            tables = self.by_rank.get(record.rank) or RankTables(self.path, record.rank)
             for unit in tables.units(record.name, record.step):
                 cells = self._columns(tables, unit, _CELLS)
                 rows = cells.filter(_compare(cells, "seq", record.seq)).to_pylist()

@@ -30,9 +30,16 @@ from tensortap.core.files import (
     restrict,
 )
 from tensortap.runs import layout
-from tensortap.runs.arrow import coded, read_groups, row_indices
+from tensortap.runs.arrow import coded, leaf_statistics, read_groups, row_indices
 from tensortap.runs.payloads import sync_folder, write_all
-from tensortap.runs.rows import METADATA_KEY, check_columns, schema, unreadable, validated
+from tensortap.runs.rows import (
+    METADATA_KEY,
+    check_columns,
+    check_rows,
+    schema,
+    unreadable,
+    validated,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,22 +106,15 @@ class PartFile:
         footer, contents = self._read_footer, self.contents
         if contents != self._contents_in_footer:
             raise CorruptFile(f"{self.path} says two things about its contents")
-        if footer.num_row_groups > footer.num_rows:
-            raise CorruptFile(f"{self.path} has row groups without rows")
-        if footer.num_rows != contents.rows:
-            rows = f"{footer.num_rows} rows, not {contents.rows} as it says"
-            raise CorruptFile(f"{self.path} has {rows}")
+        check_rows(self.path, footer, contents.rows)
         return footer
 
     @functools.cached_property
     def steps(self) -> list[tuple[int, int]]:
         """The range of steps in each row group."""
-        column = self.footer.schema.names.index("step")
-        groups = [
-            self.footer.row_group(i).column(column) for i in range(self.footer.num_row_groups)
-        ]
-        ranges = [group.statistics for group in groups]
-        return [(r.min, r.max) if r and r.has_min_max else _ANY_STEP for r in ranges]
+        groups = range(self.footer.num_row_groups)
+        ranges = [leaf_statistics(self.footer, group, "step") for group in groups]
+        return [(r.min, r.max) if r is not None else _ANY_STEP for r in ranges]
 
 
 def metadata(part: int, contents: Contents | None = None) -> dict[bytes, bytes]:

@@ -12,15 +12,15 @@ import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from tensortap.core.files import CorruptFile, contained, plain, read_small
-from tensortap.runs.arrow import read_groups, row_indices
-from tensortap.runs.rows import check_columns, unreadable, validated
-from tensortap.runs.tables import NameCounts
+from tensortap.core.files import CorruptFile, check_regular, contained, plain, read_small
+from tensortap.core.record import Kind
+from tensortap.runs.arrow import leaf_statistics, read_groups, row_indices
+from tensortap.runs.rows import check_columns, check_rows, unreadable, validated
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,6 +35,10 @@ _LARGEST_GROUP = 1 << 30  # bytes of a row group in memory
 _LARGEST_MANIFEST = 64 << 20  # bytes; it has the names, and three numbers per rank
 _NAME = re.compile(r"(-?\d{1,18})-(-?\d{1,18})")
 _WORDS = ["name", "kind", "dtype"]
+_KINDS = {kind.value for kind in Kind}
+# what a stranger may have written
+_Number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -43,15 +47,16 @@ class Manifest(msgspec.Struct, frozen=True):
     format: int
     first: int  # step
     last: int
-    rows: int
-    rolled: int  # rows of the roll-up
-    parts: dict[int, int]  # rank → how many of its parts were sealed
-    seqs: dict[int, int]  # rank → its last record then
-    ranks: dict[int, tuple[int, int, int, int]]  # → records, first and last step, time of the last
+    rows: _Count
+    rolled: _Count  # rows of the roll-up
+    parts: dict[_Count, _Count]  # rank → how many of its parts were sealed
+    seqs: dict[_Count, _Number]  # rank → its last record then
+    # rank → records, first and last step, time of the last
+    ranks: dict[_Count, tuple[_Number, _Number, _Number, _Number]]
     # the following are about all windows up to this one
-    covered: dict[int, int]  # rank → how many of its first parts have no loose rows
-    names: NameCounts  # of these parts, in order of first appearance
-    missing: int  # records that these parts say were dropped
+    covered: dict[_Count, _Count]  # rank → how many of its first parts have no loose rows
+    names: dict[str, dict[str, _Count]]  # of these parts, in order of first appearance
+    missing: _Count  # records that these parts say were dropped
     before: str = ""  # `chained` windows up to this one, as they were when it was planned
 
 
@@ -70,12 +75,14 @@ class WindowFile:
         import pyarrow.parquet as pq
 
         try:
-            footer = pq.read_metadata(self._opened())
+            source = self._opened()
+            if isinstance(source, Path):
+                check_regular(source)
+            footer = pq.read_metadata(source)
+            check_columns(self.path, footer.schema.to_arrow_schema())
         except unreadable() as error:
             raise CorruptFile(f"{self.path} cannot be read: {plain(str(error))}") from None
-        check_columns(self.path, footer.schema.to_arrow_schema())
-        if footer.num_rows != self._rows:
-            raise CorruptFile(f"{self.path} has {footer.num_rows} rows, not {self._rows}")
+        check_rows(self.path, footer, self._rows)
         return footer
 
     @functools.cached_property
@@ -88,11 +95,8 @@ class WindowFile:
         """The first and the last kind, and the first and the last name of each row group."""
         found = []
         for group in range(len(self.sizes)):
-            name, kind = (self.footer.row_group(group).column(i).statistics for i in (0, 1))
-            found.append([
-                (each.min, each.max) if each and each.has_min_max else ("", "\U0010ffff")
-                for each in (kind, name)
-            ])  # fmt: skip
+            both = (leaf_statistics(self.footer, group, each) for each in ("kind", "name"))
+            found.append([("", "\U0010ffff") if e is None else (e.min, e.max) for e in both])
         return found
 
     def groups(self, series: Collection[tuple[str, str]] | None = None) -> Iterable[int]:
@@ -187,8 +191,8 @@ def _read_manifest(run: Path, path: str) -> Manifest | None:
         found = msgspec.json.decode(read_small(run, path, _LARGEST_MANIFEST), type=Manifest)
     except (OSError, CorruptFile, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    counts = (found.rows, found.rolled, found.missing, *found.parts.values())
-    return found if found.format == 1 and found.first <= found.last and min(counts) >= 0 else None
+    known = all(_KINDS.issuperset(kinds) for kinds in found.names.values())
+    return found if found.format == 1 and found.first <= found.last and known else None
 
 
 def covering(windows: Iterable[Window]) -> Manifest | None:

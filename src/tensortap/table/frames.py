@@ -14,6 +14,7 @@ import numpy as np
 
 from tensortap.core.errors import NotFound
 from tensortap.core.record import Kind, Record, TensorData
+from tensortap.core.rooms import offers
 from tensortap.runs.reader import listed
 from tensortap.runs.rows import HEAD_COLUMNS, STATISTICS, number_of, records_of
 from tensortap.stats import summarize_array
@@ -105,35 +106,17 @@ def metrics_of(origin: Any, names: Sequence[str] = ()) -> pd.DataFrame:
     columns: dict[str, Any] = {
         "step": table.step[rows], "rank": table.rank[rows].astype(np.int32),
         "seq": table.seq[rows], "name": texts_of(table.names, table.name[rows]),
-        "number": table.column("value")[rows], "part": False,
+        "number": table.column("value")[rows], "row": rows,
     }  # fmt: skip
-    if names and len(table.ranks()) > 1:
-        columns["part"] = _are_parts(table, rows)
     long = pd.DataFrame(columns).sort_values(["step", "rank", "seq"], kind="stable")
     long = long.drop_duplicates(["step", "rank", "name"], keep="last")
-    long = _with_whole_norms(long, len(table.ranks()))
+    for whole in offers("run.metrics"):  # of several ranks
+        long = whole(table, long) if names and len(table.ranks()) > 1 else long
     wide = long.pivot(index=["step", "rank"], columns="name", values="number")
     in_order = names or long.sort_values("seq")["name"].unique()
     wide = wide[[name for name in in_order if name in wide.columns]]
     wide.columns.name = None
     return wide.reset_index()
-
-
-def _are_parts(table: Table, rows: Integers) -> Any:
-    """Return which numbers are about this rank's part of a model."""
-    import pyarrow.compute as pc
-
-    tags = table.take(rows, ["tags"]).column("tags")
-    return pc.not_equal(pc.fill_null(pc.map_lookup(tags, "placements", "first"), ""), "")
-
-
-def _with_whole_norms(long: pd.DataFrame, ranks: int) -> pd.DataFrame:
-    """Return metrics in which norms of a sharded model are those of all ranks together."""
-    parts = long["part"] & long["name"].str.contains(r"(?:^|\.)model\.\w+_norm", regex=True)
-    squares = (long["number"] ** 2)[parts].groupby([long["step"], long["name"]])
-    complete = squares.transform("size") == ranks
-    whole = np.sqrt(squares.transform("sum")).where(complete)
-    return long.assign(number=long["number"].where(~parts, whole))
 
 
 def texts_of(texts: list[str], codes: NDArray[np.int32]) -> Any:

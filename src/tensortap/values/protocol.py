@@ -112,13 +112,12 @@ class Framework(Protocol):
         return ()
 
     def catch_when_run(
-        self, value: Any, capture: Callable[..., object], when: Any, shard: Any = None
+        self, value: Any, capture: Callable[..., object], when: Any
     ) -> Callable[[], object]:
         """Make the function that is being compiled call ``capture(value, when=when)`` when it runs.
 
-        A `CompiledRun` as argument `run` says on which device, if there are several, and `shard`
-        how the values of the devices make up the whole. Return a function that waits until running
-        functions have done so.
+        A `CompiledRun` as argument `run` says on which device, if there are several. Return a
+        function that waits until running functions have done so.
         """
         raise CaptureError(f"{self.name} has no values of functions that are being compiled")
 

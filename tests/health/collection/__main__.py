@@ -1,7 +1,8 @@
 """Run `tensortap run` on the collection and print the table of what it found and missed.
 
-    python -m tests.health.collection [--half NAME] [--set-up NAME] [--to FOLDER] [PATTERN]
+    python -m tests.health.collection [--every N] [--half NAME] [--to FOLDER] [PATTERN]
 
+It runs within the default budget, as users do, unless --every says which steps are looked at.
 Programs that import tensortap track themselves: they run as they are, and `tensortap check` gives
 the verdict. The table is saved as collection.md and collection.json in FOLDER. Programs of one
 process are forked from one that has imported torch, which takes longer than most of them.
@@ -57,7 +58,7 @@ def verdict_of(text: str) -> tuple[list[str], list[str]]:
     return blocks[:alerts], blocks[alerts : alerts + counts.get("gave a hint", 0)]
 
 
-def judge(row: dict[str, Any], plain: bool, starter: Starter) -> dict[str, Any]:
+def judge(row: dict[str, Any], plain: bool, every: int, starter: Starter) -> dict[str, Any]:
     """Run one program plainly and under tensortap, in a folder of its own, and read the verdict."""
     tracks_itself = "tensortap" in (FOLDER / row["file"]).read_text()
     with tempfile.TemporaryDirectory() as folder:
@@ -91,7 +92,8 @@ def judge(row: dict[str, Any], plain: bool, starter: Starter) -> dict[str, Any]:
             same = code == 0
         else:
             before = run("train.py") if plain else None
-            code, out, text = run("-m", "tensortap", "run", "--every", "1", "train.py")
+            every_n = ("--every", str(every)) if every else ()
+            code, out, text = run("-m", "tensortap", "run", *every_n, "train.py")
             same = before[:2] == (code, out) if before else code == 0
     alerts, hints = verdict_of(text)
     said = "\n".join([*alerts, *hints])
@@ -138,6 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.health.collection")
     parser.add_argument("pattern", nargs="?", default="", help="part of a file's path")
     parser.add_argument("--half", choices=("tuned", "held", "later"))
+    parser.add_argument("--every", type=int, default=0)
     parser.add_argument("--set-up", choices=SET_UPS)
     parser.add_argument("--to", type=Path, default=Path())
     parser.add_argument("--no-plain", action="store_true", help="skip the comparison of stdout")
@@ -150,7 +153,9 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     chosen.to.mkdir(parents=True, exist_ok=True)
     with contextlib.closing(Starter(IMPORTS)) as starter, ThreadPoolExecutor(2) as pool:
-        for result in pool.map(lambda row: judge(row, not chosen.no_plain, starter), rows):
+        for result in pool.map(
+            lambda row: judge(row, not chosen.no_plain, chosen.every, starter), rows
+        ):
             results.append(result)
             print(
                 f"{len(results)}/{len(rows)} {result['outcome']}: {result['file']}", file=sys.stderr

@@ -141,3 +141,22 @@ def test_the_first_tensor_that_is_not_finite_is_blamed():
     assert (alert.kind, alert.step) == (Kind.WEIGHT_GRADIENT, 0)
     assert "no output before it in this step was observed" in alert.message
     assert not np.isfinite(np.asarray(params["w"])).any()
+
+
+@pytest.mark.parametrize("budget", [False, "5%"])
+def test_a_part_of_the_weights_that_is_not_kept_after_the_update(budget):
+    w, optimizer = jnp.full((3, 2), 0.5), optax.sgd(0.01)
+    params, x = {"kept": {"w": w}, "lost": {"w": w.T}}, jnp.ones((4, 3))
+    state = optimizer.init(params)
+
+    def loss_of(params):
+        return jnp.square(x @ params["kept"]["w"] @ params["lost"]["w"]).mean()
+
+    with tap.track(params, state, alerts=True, budget=budget) as tracker:
+        for _ in range(60):
+            grads = jax.grad(loss_of)(params)
+            updates, state = optimizer.update(grads, state)
+            params = optax.apply_updates(params, updates) | {"lost": params["lost"]}
+            tracker.step(params, state, grads)
+    found = [(alert.rule, alert.name) for alert in tracker.alerts]
+    assert found == [("never_changes", "lost.w")]

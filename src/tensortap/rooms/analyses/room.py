@@ -9,5 +9,8 @@ ROOM = Room(
     needs=("figures", "track"),
     tabs=(Tab("analyses.js", 55),),
     routes="tensortap.rooms.analyses.routes:ROUTES",
-    offers={"track.option.analyses": "tensortap.rooms.analyses.analysis:Analyses"},
+    offers={
+        "track.option.analyses": "tensortap.rooms.analyses.analysis:Analyses",
+        "run.metrics": "tensortap.rooms.analyses.norms:with_whole_norms",
+    },
 )

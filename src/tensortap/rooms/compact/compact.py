@@ -98,6 +98,8 @@ def plan_windows(reader: RunReader) -> list[WindowJob]:
     if not has_ended and len(ends) < len(parts):
         return []
     width = max(1, ROW_GROUP // max(reader.info.world_size, len(parts)))
+    if end // width > 100_000:
+        raise TensortapError(f"steps up to {end:,} would take more than 100,000 windows")
     known = {window.manifest.first: window.manifest for window in reader.windows}
     sealed = {rank: len(own) for rank, own in parts.items()}
     seqs = {rank: own[-1].contents.last_seq for rank, own in parts.items() if own}

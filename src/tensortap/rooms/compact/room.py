@@ -9,5 +9,8 @@ ROOM = Room(
     commands={"compact": "tensortap.rooms.compact.command:compact"},
     tabs=(Tab("compaction.js", 95),),
     routes="tensortap.rooms.compact.routes:ROUTES",
-    offers={"run.compact": "tensortap.rooms.compact.compact:compact_run"},
+    offers={
+        "run.compact": "tensortap.rooms.compact.compact:compact_run",
+        "executor.dask": "tensortap.rooms.compact.command:dask_executor",
+    },
 )

@@ -10,16 +10,10 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from tensortap.cli.terminal import (
-    dask_executor,
-    json_option,
-    message,
-    parse_numbers,
-    print_json,
-    progress_bar,
-)
+from tensortap.cli.terminal import json_option, message, parse_numbers, print_json, progress_bar
 from tensortap.core.arguments import parse_steps
 from tensortap.core.errors import NotFound, TensortapError
+from tensortap.core.rooms import offer
 
 _RUNS = "Runs"  # heading of the options for runs
 
@@ -103,7 +97,8 @@ def compare(
         _check_writable(html)
     with contextlib.ExitStack() as stack:
         if of_runs:
-            options["executor"] = stack.enter_context(dask_executor(dask))
+            if dask is not None:
+                options["executor"] = stack.enter_context(offer("executor.dask")(dask))
             options["progress"] = stack.enter_context(progress_bar("comparing"))
         found: Any = compare_sides(*sides, atol=atol, rtol=rtol, trust=trust, **options)
     chosen = [f"--{name}" for name in ("steps", "names", "kinds", "ranks") if name in options]

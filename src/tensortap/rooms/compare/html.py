@@ -18,9 +18,7 @@ from tensortap.page.encoding import typed
 from tensortap.rooms.compare.provenance import rows_of
 from tensortap.rooms.compare.report import CompareReport, Difference, missing_rows
 from tensortap.rooms.compare.text import figures_of_row
-from tensortap.rooms.figures.figures.parts import (
-    flat_trace,
-)
+from tensortap.rooms.figures.figures.parts import flat_trace
 from tensortap.rooms.figures.figures.theme import COLORS, Figure, Floats, labels, layout, scale
 from tensortap.rooms.report.html_file import (
     HtmlReport,
@@ -53,11 +51,7 @@ def render(report: CompareReport) -> str:
     return made.page(f"{verdict} · tensortap compare", body)
 
 
-def _parts(
-    report: CompareReport,
-    made: HtmlReport,
-    shown: tuple[Difference, ...],
-) -> Iterator[str]:
+def _parts(report: CompareReport, made: HtmlReport, shown: tuple[Difference, ...]) -> Iterator[str]:
     verdict = "✓ The runs agree" if report else "✗ The runs differ"
     sides = [("A", report.a), ("B", report.b)]
     counts = [("compared", report.compared), ("the same", report.equal)]
@@ -114,10 +108,7 @@ def _first(report: CompareReport) -> str:
 def _detail(each: Difference, timeline: Timeline) -> str:
     found = each.comparison
     words = [f'<span class="why">{escape(text)}</span>' for text in each.explanations]
-    texts = [
-        found.line,
-        *(f"{part.path}: {part.line}" for part in found.parts[:20]),
-    ]
+    texts = [found.line, *(f"{part.path}: {part.line}" for part in found.parts[:20])]
     words += [f"<p>{escape(text)}</p>" for text in texts if text]
     largest, relative, _, share = figures_of_row(found)
     facts = [largest and f"max|Δ| {largest}", relative and f"relative {relative}", share]

@@ -105,10 +105,7 @@ def _same_digests(item: RecordPair) -> bool | None:
 
 
 def _compare_statistics(
-    sides: Sides,
-    a: list[RecordPart],
-    b: list[RecordPart],
-    tolerance: Tolerance,
+    sides: Sides, a: list[RecordPart], b: list[RecordPart], tolerance: Tolerance
 ) -> Comparison:
     """Compare statistics: counts exactly, figures within the tolerance.
 

@@ -26,7 +26,7 @@ from tensortap.core.patterns import compile_pattern
 from tensortap.rooms.compare.tensors import check_tolerance
 from tensortap.runs.reader import parse_kind
 
-_LARGEST = 1 << 20  # bytes of a file of rules
+_LARGEST = 1 << 16  # bytes of a file of rules: keys of a million parts take tomllib minutes
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,9 +69,14 @@ def load_rules(rules: RuleSet | str | Path | None) -> RuleSet:
         return rules or RuleSet()
     try:
         with open_regular(rules) as stream:
-            return parse_rules(stream.read(_LARGEST).decode(), str(rules))
+            data = stream.read(_LARGEST + 1)
+        if len(data) > _LARGEST:
+            raise TensortapError(f"{rules} has more than {_LARGEST >> 10} KiB of rules")
+        return parse_rules(data.decode(), str(rules))
     except FileNotFoundError:
         raise NotFound(f"no such file: {rules}") from None
+    except OSError as error:
+        raise TensortapError(f"{rules} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise TensortapError(f"{rules} is not a text in UTF-8") from None
 
@@ -89,8 +94,8 @@ def parse_rules(text: str, where: str = "rules") -> RuleSet:
     for number, table in enumerate(tables, 1):
         try:
             rules.append(_rule(table))
-        except (TensortapError, ValueError) as error:
-            raise TensortapError(f"{where}, rule {number}: {error}") from None
+        except (TensortapError, ValueError, OverflowError) as error:
+            raise TensortapError(f"{where}, rule {number}: {plain(str(error))}") from None
     return RuleSet(rules)
 
 

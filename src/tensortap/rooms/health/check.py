@@ -11,7 +11,7 @@ from tensortap.cli.terminal import json_option, message, print_json
 if TYPE_CHECKING:
     from tensortap.rooms.health.report import RuleHealth
 
-FIELDS = "rule, state, looks_for, remedy, alerts, name, kind, step, rank, message"
+FIELDS = "rule, state, looks_for, remedy, alerts, name, kind, step, rank, message, also"
 
 
 def check(

@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
 from rich.text import Text
 
 from tensortap import alerts as all_rules
@@ -16,6 +17,7 @@ from tensortap.alerts.alert import HINT, WHY
 from tensortap.alerts.rules import ACTIVE_RULES, LIMITS, active_rules
 from tensortap.api.run_alerts import alert_finders, rule_alerts, run_alerts
 from tensortap.core.files import plain
+from tensortap.core.record import Kind
 from tensortap.rooms.health.steps import BLIND_RULES
 from tensortap.rooms.report.html_file import escape, section
 from tensortap.table.table import Table
@@ -35,6 +37,9 @@ _WORDS: dict[State, str] = {
 _OTHERS: tuple[tuple[State, str], ...] = (
     ("blind", "could not look"), ("fine", "fine"), ("unknown", "not active"),
 )  # fmt: skip
+_TENSORS = frozenset(
+    (Kind.ACTIVATION, Kind.GRADIENT, Kind.WEIGHT_GRADIENT, Kind.WEIGHT, Kind.OPTIMISER_STATE)
+)
 _MOST_LINES = 7  # of findings, in a verdict of ten
 
 REMEDIES = {
@@ -58,6 +63,7 @@ _NOT_CHOSEN = {
     "replicas": "a rank whose weights or optimizer state differ from those of the others",
     "outlier": "a rank that is far from the others",
     "behind": "a rank that is behind the others, or sends nothing",
+    "same_data": "replicas that all get the same data",
     "clip_norm": "gradients that are clipped by a norm which is not that of the whole model",
     "unseen": "what cannot be observed as usual",
     "remark": "limits of what is observed",
@@ -110,6 +116,7 @@ class RuleHealth(NamedTuple):
     step: int = 0
     rank: int = 0
     message: str = ""
+    also: tuple[str, ...] = ()  # the next places in the same step
 
 
 def health_of(
@@ -126,7 +133,35 @@ def health_of(
         alerts += rule_alerts(table, True)
         active = {rule.__name__ for rule in default_rules() if not hasattr(rule, "of_steps")}
     active.update(rule for finder in alert_finders(table) for rule in finder.rules)
-    return rows_of([*alerts, *table.alerts(HINT)], active, _blind_rules(reader, active))
+    seldom = {rule: why for rule, why in _seldom_shown(table).items() if rule in active}
+    blind = seldom | _blind_rules(reader, active)
+    return rows_of([*alerts, *table.alerts(HINT)], active, blind)
+
+
+def _seldom_shown(table: Table) -> dict[str, str]:
+    """Return the rules over statistics that saw too few steps to find anything, and how few."""
+    table, found = table.index(), {}
+    names, places = np.asarray(table.name, np.int64), np.asarray(table.step, np.int64)
+    for rule in default_rules():
+        kinds = {kind.value for kind in getattr(rule, "kinds", frozenset()) & _TENSORS}
+        chosen = np.isin(table.kind, [n for n, kind in enumerate(table.kinds) if kind in kinds])
+        steps, looks = places[chosen], rule.__dict__.get("looks", 1)
+        if not kinds:
+            continue
+        if not len(steps):
+            found[rule.__name__] = "no tensor of its kinds was seen"
+        elif np.ptp(steps) + 1 < rule.__dict__.get("span", 1):
+            found[rule.__name__] = f"fewer than {rule.__dict__['span']} steps were seen"
+        elif looks > 1:
+            tensors = names[chosen] * len(table.kinds) + table.kind[chosen]
+            rows = np.bincount(tensors)
+            maybe = rows[tensors] < 100 * looks  # of the others, counting the steps takes long
+            seen = np.unique(tensors[maybe] * (steps.max() + 1) + steps[maybe])
+            counts = np.bincount(seen // (steps.max() + 1))
+            if few := int(((counts > 0) & (counts < looks)).sum()):
+                share = f"{few:,} of {int((rows > 0).sum()):,} tensors"
+                found[rule.__name__] = f"{share} were seen in fewer than {looks} steps"
+    return found
 
 
 def _blind_rules(reader: Any, active: Collection[str]) -> dict[str, str]:
@@ -180,8 +215,14 @@ def _row(rule: str, alerts: list[Alert], is_active: bool, why_not: str | None) -
         return RuleHealth(rule, "blind", *words, name=first.name, message=first.message)
     return RuleHealth(
         rule, "problem" if problems else "hint", *words, len(alerts), first.name,
-        first.kind.value, first.step, first.rank, first.message,
+        first.kind.value, first.step, first.rank, first.message, _places_beside(first, alerts),
     )  # fmt: skip
+
+
+def _places_beside(first: Alert, alerts: list[Alert]) -> tuple[str, ...]:
+    """Return up to two other places of the step and rank of the first alert."""
+    here = (a.name for a in alerts if (a.step, a.rank) == (first.step, first.rank))
+    return tuple(dict.fromkeys(name for name in here if name != first.name))[:2]
 
 
 def summary_of(rows: Sequence[RuleHealth]) -> str:
@@ -254,8 +295,9 @@ def _light(state: State) -> str:
 
 def _place(row: RuleHealth) -> str:
     rank = f", rank {row.rank}" if row.rank else ""
-    more = f", and {row.alerts - 1:,} more" if row.alerts > 1 else ""
-    return f"{row.name} since step {row.step:,}{rank}{more}"
+    left = row.alerts - 1 - len(row.also)
+    more = f", and {left:,} more" if left else ""
+    return f"{', '.join((row.name, *row.also))} since step {row.step:,}{rank}{more}"
 
 
 def _names(rows: Sequence[RuleHealth], state: State) -> str:

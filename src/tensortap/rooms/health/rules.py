@@ -104,6 +104,14 @@ gradient_discarded = _rule_of_fact(
     "nothing; call zero_grad() before backward(), or after step()",
     patience=1,
 )
+gradient_zeroed = _rule_of_fact(
+    "gradient_zeroed",
+    "Give a hint if gradients of all but the last of three or more backward passes are zeroed.",
+    lambda facts: facts.zeroed,
+    "zero_grad() is called after each of several backward passes, and the optimizer uses the last "
+    "one alone; to accumulate micro-batches, call it once per step",
+    severity=HINT,
+)
 gradient_not_zeroed = _rule_of_fact(
     "gradient_not_zeroed",
     "Report gradients that are added to those of an earlier step of the optimizer.",
@@ -314,6 +322,15 @@ def applied_twice(facts: StepFacts, state: State) -> Found:
 
 
 @rule_of_steps(needs="graph")
+def broken_loss(facts: StepFacts, state: State) -> Found:
+    """Report the operation of a loss that made it infinite or NaN."""
+    for each in facts.losses:
+        if each.broken:
+            message = f"it is not finite: {each.broken}; add a small number, or clamp"
+            yield "loss", message
+
+
+@rule_of_steps(needs="graph")
 def not_log_probabilities(facts: StepFacts, state: State, patience: int = 2) -> Found:
     """Report a loss over log-probabilities (`nll_loss`, `kl_div`) that gets something else."""
     for each in facts.losses:
@@ -417,10 +434,21 @@ def not_learning(facts: StepFacts, state: State, share: float = 0.95, patience: 
             chance = -sum(n / total * math.log(n / total) for n in counts if n)
         if chance and each.value is not None and math.isfinite(each.value):
             state.setdefault("shares", []).append((steps, each.value / chance, each.value, chance))
+    if facts.losses:
+        state["verdict"] = _stays_at_chance(facts, state, steps, share, patience)
+    # some are slow at first: a short training is judged at its end
+    if state.get("verdict") and (facts.ended or steps >= _LONG):
+        yield "loss", state["verdict"]
+
+
+def _stays_at_chance(
+    facts: StepFacts, state: State, steps: int, share: float, patience: int
+) -> str:
+    """Return what to check about a loss that stays at chance; empty if it does not."""
     late = [each for each in state.get("shares", ()) if each[0] > patience // 2]
     classes = sum(n > 0 for n in state.get("counts", ()))
     if steps < patience * max(1.0, classes / 10) or len(late) < 4:  # many of them take longer
-        return
+        return ""
     recent, first = late[-8:], state["shares"][:3]
     mean = sum(each[1] for each in recent) / len(recent)
     before = sum(each[1] for each in first) / len(first)
@@ -432,12 +460,12 @@ def not_learning(facts: StepFacts, state: State, share: float = 0.95, patience: 
         rate = max(facts.rates, default=0.0)
         frozen = sum(not each.trainable for each in facts.parameters)
         kept = f"; {frozen} of {len(facts.parameters)} parameters are frozen" if frozen else ""
-        message = (
+        return (
             f"it does not learn: after {steps} steps the loss is {value:.4g}, and the best "
             f"constant answer has {chance:.4g}; check that inputs and labels belong together, "
             f"that the input reaches the output, and the learning rate ({rate:.3g}){kept}"
         )
-        yield "loss", message
+    return ""
 
 
 @rule_of_steps(HINT, "graph")
@@ -585,9 +613,12 @@ def hardly_changes(steps: int = 30, share: float = 1e-5) -> Rule:
         if not size or not all(map(math.isfinite, now)):
             return None
         change = max(abs(a - b) for a, b in zip(now, before, strict=True)) / size
-        known["moved"] = change > share or record.step - first > steps
-        if change > share or record.step - first < steps or not known.get("trained"):
+        late = (record.step - first) / steps  # within a budget, looks are far between
+        known["moved"] = change > share * max(1.0, late)
+        if known["moved"] or late < 1.0 or not known.get("trained"):
             return None
+        if record.step == known.setdefault("due", record.step):
+            return None  # other weights of this step may have moved
         known["moved"] = True  # one report is enough
         return (
             f"after {steps} steps, no weight has changed by more than {share:.0e} of its size: is "
@@ -595,12 +626,39 @@ def hardly_changes(steps: int = 30, share: float = 1e-5) -> Rule:
         )
 
     rule.__name__ = "hardly_changes"
-    rule.__dict__["kinds"] = frozenset((Kind.WEIGHT, Kind.WEIGHT_GRADIENT))
+    rule.__dict__.update(kinds=_WEIGHTS, span=steps + 1)
     return rule
 
 
+def never_changes(steps: int = 30) -> Rule:
+    """Report a weight of a JAX program that gets gradients and is the same for `steps` steps."""
+    check_count("steps", steps)
+
+    def rule(record: Record, state: RuleState) -> str | None:
+        stats, notes = record.stats, state.notes
+        if stats is None or record.type != "jax.Array":  # in torch, other rules see it at once
+            return None
+        pulled = vars(state.step_state).setdefault("pulled", set())
+        if record.kind is Kind.WEIGHT_GRADIENT:
+            pulled.update([record.name] if stats.rm2 > 0.0 else ())
+            return None
+        now = stats.rm2, stats.min, stats.max
+        if notes.setdefault("first", (record.step, now))[1] != now:
+            notes["changed"] = True
+        late = record.step - notes["first"][0] >= steps
+        if "changed" in notes or not late or record.name not in pulled:
+            return None
+        return "it gets gradients and has not changed: is what the optimizer returned kept?"
+
+    rule.__name__ = "never_changes"
+    rule.__dict__.update(kinds=_WEIGHTS, span=steps + 1)
+    return rule
+
+
+_LONG = 300  # steps after which a loss at chance is reported during training
+_WEIGHTS = frozenset((Kind.WEIGHT, Kind.WEIGHT_GRADIENT))
 RULES = (
-    gradient_discarded(), gradient_not_zeroed(), learning_rate(),
+    gradient_discarded(), gradient_zeroed(), gradient_not_zeroed(), broken_loss(), learning_rate(),
     mostly_frozen(), no_gradient(), no_optimizer(), scheduler_per_batch(),
     weight_decay(), dropout_in_evaluation(),
     initialization(), input_drift(), not_normalized(),
@@ -609,4 +667,5 @@ RULES = (
     not_log_probabilities(), cut_logits(), odd_labels(), target_gradient(), batch_norm(),
     rows_mixed(), sees_the_future(), one_index(), padding(), same_batch(), loss_scaling(),
     nothing_loaded(), stale_copy(), clipping(), new_optimizer(), hardly_changes(),
+    never_changes(),
 )  # fmt: skip

@@ -76,6 +76,7 @@ class LossFacts(NamedTuple):
     value: float | None = None  # the loss over these labels alone
     chance: float | None = None  # that of the best constant answer
     is_mean: bool = False  # the mean over a batch, divided by nothing else
+    broken: str = ""  # what made the loss infinite or NaN
     relation: str = ""  # of labels and inputs: "equal", "shifted", or the column that they are
 
 
@@ -98,6 +99,7 @@ class StepFacts(NamedTuple):
     optimizer_steps: int
     strays: int  # tensors of the optimizers that the model does not have
     discarded: bool  # gradients were zeroed between the backward pass and the optimizer's step
+    zeroed: bool  # those of several backward passes were, and the last ones were not
     carried: bool  # gradients were added to those of the last step
     trained_in_eval: bool
     dropout: tuple[str, ...]  # modules that were active while gradients were off
@@ -117,6 +119,12 @@ class StepFacts(NamedTuple):
     padding: bool | None = None  # whether the loss depends on padding; None if there is none
     seen: frozenset[str] = frozenset()  # what rules could look at
     notes: tuple[tuple[str, str], ...] = ()  # of `tensortap run`: keys, and details
+    ended: bool = False  # whether this is no step, but the end of tracking
+
+
+def empty_step(step: int) -> StepFacts:
+    """Return the facts of a step in which nothing was seen."""
+    return StepFacts(step, (), (), 0, 0, False, False, False, False, (), ())
 
 
 # -- rules -----------------------------------------------------------------------------------
@@ -239,6 +247,8 @@ class StepMonitor:
         if self.notes is not None:
             seen.add("run")
             facts = facts._replace(notes=tuple(self.notes.items()))
+        if facts.ended and self._last is not None:
+            facts = facts._replace(step=self._last.step)
         if not seen <= self._seen or (facts.probes and self._why_not):
             self._seen |= seen
             self._tell(facts.step)
@@ -248,8 +258,7 @@ class StepMonitor:
     def check_again(self) -> None:
         """Show the last step once more, with what was noted since."""
         if self._last is not None and self.notes:
-            empty = StepFacts(self._last.step, (), (), 0, 0, False, False, False, (), ())
-            self._apply(empty._replace(notes=tuple(self.notes.items())))
+            self._apply(empty_step(self._last.step)._replace(notes=tuple(self.notes.items())))
 
     def _apply(self, facts: StepFacts) -> None:
         rank = ranks.rank_and_world_size()[0]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensortap.core.errors import TensortapError
 from tensortap.core.patterns import compile_pattern
 from tensortap.rooms.logframe import frame as labels
-from tensortap.runs.rows import STATISTICS as RUN_STATISTICS
 from tensortap.runs.run_reader import RunReader
 from tensortap.table.columns import VALUE
 from tensortap.table.frames import choose_rank, complete_table
@@ -46,12 +44,7 @@ class CurvePoint(NamedTuple):
 
 
 def curve_points(
-    source: Any,
-    *,
-    names: str | None = None,
-    statistics: Sequence[str] = STATISTICS,
-    histograms: bool = True,
-    rank: int | str | None = None,
+    source: Any, *, names: str | None = None, rank: int | str | None = None
 ) -> Iterator[CurvePoint]:
     """Yield the points of a run, a tracker, or any records, by rank, step and order of capture.
 
@@ -62,28 +55,18 @@ def curve_points(
     >>> [(point.step, point.numbers) for point in curve_points([record])]
     [(3, {'loss': 0.5})]
     """
-    unknown = [name for name in statistics if name not in RUN_STATISTICS]
-    if unknown:
-        known = ", ".join(RUN_STATISTICS)
-        raise TensortapError(f"statistics must be among {known}, got {', '.join(unknown)}")
     reader = getattr(source, "reader", None)
     table = complete_table(reader) if isinstance(reader, RunReader) else table_of(source)
-    return _points(*choose_rank(table, rank), compile_pattern(names or ""), statistics, histograms)
+    return _points(*choose_rank(table, rank), compile_pattern(names or ""))
 
 
-def _points(
-    table: Table,
-    rank: int | None,
-    wanted: re.Pattern[str],
-    statistics: Sequence[str],
-    histograms: bool,
-) -> Iterator[CurvePoint]:
+def _points(table: Table, rank: int | None, wanted: re.Pattern[str]) -> Iterator[CurvePoint]:
     chosen = np.array([bool(wanted.search(name)) for name in table.names], np.bool_)
     order = np.lexsort((table.seq, table.step, table.rank))
     order = order[chosen[table.name[order]] & (rank is None or table.rank[order] == rank)]
     for start in range(0, len(order), _CHUNK):
         rows = order[start : start + _CHUNK]
-        found = [*_numbers(table, rows), *_statistics(table, rows, statistics, histograms)]
+        found = [*_numbers(table, rows), *_statistics(table, rows)]
         yield from sorted(found, key=lambda point: (point.rank, point.step))
 
 
@@ -98,13 +81,11 @@ def _numbers(table: Table, rows: Any) -> Iterator[CurvePoint]:
         yield CurvePoint(int(table.rank[row]), int(table.step[row]), time / 1e9, point, None)
 
 
-def _statistics(
-    table: Table, rows: Any, statistics: Sequence[str], histograms: bool
-) -> Iterator[CurvePoint]:
+def _statistics(table: Table, rows: Any) -> Iterator[CurvePoint]:
     """Yield the statistics of tensors and their exponents."""
     columns = ["time_ns", "tags", "value", "first_bin", "bins"]
     rows, cells = labels.rows_with_statistics(table, columns, rows)
-    figures = {name: table.column(name)[rows] for name in statistics}
+    figures = {name: table.column(name)[rows] for name in STATISTICS}
     labels.add_stash(figures, cells)
     names = labels.layer_names(table, rows, cells).to_pylist()
     kinds = labels.tensor_types(table, rows, cells).to_pylist()
@@ -116,10 +97,10 @@ def _statistics(
         tagged = {
             _tag(f"{kind}/{name}/{label}", call): float(column[index])
             for name, column in figures.items()
-            if name in statistics or not math.isnan(column[index])
+            if name in STATISTICS or not math.isnan(column[index])
         }
         histogram = None
-        if histograms and bins[index]:
+        if bins[index]:
             tag = _tag(f"{kind}/exponents/{label}", call)
             histogram = ExponentHistogram(tag, first_bins[index], bins[index])
         where = int(table.rank[row]), int(table.step[row]), times[index] / 1e9

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tensortap.core.errors import MissingExtra, TensortapError
-from tensortap.rooms.integrations.curves import STATISTICS, ExponentHistogram, curve_points
+from tensortap.rooms.integrations.curves import ExponentHistogram, curve_points
 
 
 def export(
@@ -15,8 +14,6 @@ def export(
     folder: str | Path,
     *,
     names: str | None = None,
-    statistics: Sequence[str] = STATISTICS,
-    histograms: bool = True,
     rank: int | str | None = None,
 ) -> int:
     """Write a run, or what a tracker has seen, for TensorBoard; return the number of records.
@@ -24,7 +21,7 @@ def export(
     Scalars are called ``Weight/rm2/blocks.0.wq``, exponents ``Weight/exponents/blocks.0.wq``, a
     metric by its name, a later call within a step ``…/call1``. Rank 0 is in the folder itself,
     the other ranks are runs of their own below it, ``rank1`` and so on. `names` is a regular
-    expression, `statistics` are those that get a curve. TensorBoard keeps numbers as float32.
+    expression. TensorBoard keeps numbers as float32.
     """
     try:
         from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -36,9 +33,7 @@ def export(
     folder = Path(folder)
     if any(folder.glob("events.out.tfevents.*")) or any(folder.glob("rank*/events.out.*")):
         raise TensortapError(f"{folder} already contains events: choose another folder")
-    points = curve_points(
-        source, names=names, statistics=statistics, histograms=histograms, rank=rank
-    )
+    points = curve_points(source, names=names, rank=rank)
     writers: dict[int, Any] = {}
     count = 0
     try:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tensortap.core.errors import MissingExtra
-from tensortap.rooms.integrations.curves import STATISTICS, curve_points
+from tensortap.rooms.integrations.curves import curve_points
 
 
 def export(
@@ -21,8 +21,6 @@ def export(
     project: str = "tensortap",
     name: str | None = None,
     names: str | None = None,
-    statistics: Sequence[str] = STATISTICS,
-    histograms: bool = True,
     rank: int | str | None = None,
 ) -> Path:
     """Write a run, or what a tracker has seen, as a run of wandb; return its folder.
@@ -34,9 +32,7 @@ def export(
     """
     if find_spec("wandb") is None:
         raise MissingExtra("the export to wandb needs wandb: pip install wandb")
-    points = curve_points(
-        source, names=names, statistics=statistics, histograms=histograms, rank=rank
-    )
+    points = curve_points(source, names=names, rank=rank)
     folder = Path(folder).absolute()  # wandb's process may have another working directory
     folder.mkdir(parents=True, exist_ok=True)
     path = getattr(source, "path", None)

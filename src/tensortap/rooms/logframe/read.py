@@ -19,8 +19,10 @@ import pyarrow as pa
 
 from tensortap.core.arguments import checked
 from tensortap.core.errors import SchemaError, TensortapError, UntrustedFile
+from tensortap.core.files import plain
 from tensortap.core.limits import format_size, has_room
-from tensortap.runs.rows import schema
+from tensortap.runs.arrow import read_groups
+from tensortap.runs.rows import EXPONENTS, schema
 from tensortap.table.kinds import KINDS, need_pandas, tensor_type
 
 if TYPE_CHECKING:
@@ -58,9 +60,10 @@ def read_logframe(path: str | Path, *, trust: bool = False) -> pd.DataFrame:
     try:
         return _normal(_read_pickle(path) if is_pickle else _read_parquet(path))
     except SchemaError as error:
-        raise SchemaError(f"{path.name}: {error}") from None
-    except (ValueError, EOFError, pa.ArrowException) as error:
-        raise SchemaError(f"{path.name} cannot be read: {error}") from None
+        raise SchemaError(f"{path.name}: {plain(str(error))}") from None
+    except Exception as error:  # what pandas wrote beside the columns may be anything
+        said = plain(f"{type(error).__name__}: {error}")
+        raise SchemaError(f"{path.name} cannot be read: {said}") from None
 
 
 def validate_logframe(frame: pd.DataFrame) -> pd.DataFrame:
@@ -193,8 +196,10 @@ def _counts(frame: Any) -> dict[int | float, Any]:
             n = exponent(label)
         except (ValueError, TypeError):
             raise SchemaError(
-                f"('exponent_counts', {label!r}) is not an integer, -inf or +inf"
+                f"('exponent_counts', {label!r:.80}) is not an integer, -inf or +inf"
             ) from None
+        if math.isfinite(n) and abs(n) > EXPONENTS:
+            raise SchemaError(f"no number has the exponent {label!r:.80}")
         if n in columns:
             raise SchemaError(f"exponent {n} has two columns")
         columns[n] = _integers(column, f"('exponent_counts', {label!r})")
@@ -219,6 +224,8 @@ def _numeric(column: Any, name: str) -> Any:
 
 def _integers(column: Any, name: str) -> Any:
     column = _numeric(column, name)
+    if column.dtype.kind == "c":
+        raise SchemaError(f"{name} must hold integers, found complex numbers")
     if len(column) and column.dtype.kind not in "iub":
         empty = int(column.isna().sum())
         if empty:
@@ -226,6 +233,8 @@ def _integers(column: Any, name: str) -> Any:
         fractions = column[column % 1 != 0]
         if len(fractions):
             raise SchemaError(f"{name} must hold integers, found {_few(fractions.head(3))}")
+    if len(column) and not -(2**63) <= column.min() <= column.max() < 2**63:
+        raise SchemaError(f"{name} must hold integers of 64 bits")
     return column.astype("int64")
 
 
@@ -270,7 +279,9 @@ def _read_parquet(path: Path) -> pd.DataFrame:
         # a text is a Python object
         row = sum(8 if pa.types.is_primitive(column.type) else 64 for column in columns)
         _check_room(path, row * file.metadata.num_rows, 2 * row * file.metadata.num_rows)
-        return _two_levels(file.read().to_pandas())
+        limit = _SMALL + _EXPANSION * path.stat().st_size
+        table = read_groups(file, list(range(file.metadata.num_row_groups)), None, limit)
+        return _two_levels(table.replace_schema_metadata(columns.metadata).to_pandas())
 
 
 def _two_levels(frame: pd.DataFrame) -> pd.DataFrame:

@@ -24,6 +24,7 @@ from tensortap.rooms.track.torch import internals
 from tensortap.rooms.track.torch.hooks import BreakingHook
 from tensortap.rooms.track.torch.layouts import local_part
 from tensortap.rooms.track.torch.names import Names, unwrapped
+from tensortap.rooms.track.torch.reading import is_plain
 from tensortap.values.torch import private
 from tensortap.values.torch.tensors import quiet
 
@@ -129,15 +130,17 @@ class Origins:
     ) -> dict[str, str]:
         """Return the tags of an output of which these are the inputs, its own and those around."""
         model = self._root()
-        modules = () if model is None else Names(model).modules()
-        names = {id(module): path for path, module in modules}
+        named = () if model is None else tuple(Names(model).modules())
+        names, modules = {id(module): path for path, module in named}, [each for _, each in named]
         root_name = "" if model is None else names.get(id(unwrapped(model)))
         inside = last.startswith(f"{name}.") or (last and name == root_name)
         made = f": made in {cls.rpartition('.')[2]}.forward, after {last}" if inside else ""
         found = _read(own)
         if found in ("", "-Inf"):
             where = "its input had -Inf, as masks do" if found else "its input was finite"
-            return {"origin": name, "where": where + made}
+            module = next((each for each in modules if names[id(each)] == name), None)
+            bad = {"weights": _bad_weights(name, module)}
+            return {"origin": name, "where": where + made} | (bad if bad["weights"] else {})
         target = name
         for module, caller, evidence in outer:
             around = unwrapped(module())
@@ -288,3 +291,10 @@ def _worst(value: Any, known: int = 0) -> str:
             if not (known and _address(local_part(tensor)) == known)
         ]
     return _read([extent for extent in extents if extent is not None])
+
+
+def _bad_weights(name: str, module: torch.nn.Module | None) -> str:
+    """Return the parameters of a module, in memory, that are not finite."""
+    own = [] if module is None else list(module.named_parameters(recurse=False))
+    bad = [key for key, each in own if is_plain(each) and not torch.isfinite(each).all()]
+    return ", ".join(f"{name}.{key}" for key in bad)

@@ -27,13 +27,15 @@ _SECRET_NAME = re.compile(
       \w*(?:PASSWORD|PASSWD|PASSPHRASE|PASSCODE|SECRET|TOKEN|CREDENTIAL|COOKIE|SSHPASS)S?
     | \w*(?:API|AUTH|ACCESS|PRIVATE|SECRET|SESSION|ENCRYPTION|PASS)KEYS?
     | (?:KEY|SESSION)(?:_ID)? | WEBHOOK(?:_URL)? | KEYS | AUTH | AUTHORIZATION | CREDS? | PASS | PW
+    | BEARER | PIN | SEED | (?:SEED|RECOVERY)_?PHRASE | MNEMONIC
     | (?<=[_.-])PWD | PAT | JWT | DSN | CONNECTION_STRING | SESSIONID
     | (?:T?OTP|SALT|LICEN[SC]E|FERNET|SIGNING)S?(?:KEY)?(?:[_.-]\w+)*
     )(?:[_-](?:BASE|HEADERS?|CONFIG|STRING|VALUE|DATA|JSON|BASE64|B64|HEX|PEM|[0-9]+
       |PROD|DEV|STAGING|TEST|READ|WRITE|DB))*""",
     re.VERBOSE | re.IGNORECASE,
 )
-_HIDES_NUMBERS = re.compile(r"(?i)PASS|SECRET|OTP")
+_HIDES_NUMBERS = re.compile(r"(?i)PASS|SECRET|OTP|\bPIN$|_PIN$")
+_SEED = re.compile(r"(?i)(?:.*[_.-])?SEED")  # of random numbers, or of a wallet
 # numbers, booleans, <pad>, [MASK], $VARIABLE, the path of a file
 _HARMLESS = re.compile(
     r"(?i)[-+]?[\d.]{0,9}|true|false|yes|no|on|off|none|null|auto|<[^<>]*>|\[\w+\]|\$\{?\w+\}?"
@@ -76,6 +78,13 @@ _PATTERNS = tuple(
             r"(?i)(?P<kept>[?&;][\w.-]{0,40}(?:token|passw(?:or)?d|pwd|secret|sig|signature|credential"
             r"|key|auth)=)[^&\s#;'\"]+"
         ),
+        # passwords of commands whose options are known
+        (
+            r"(?P<kept>\b(?:sshpass|(?:docker|podman|az|oc) login)\b[^\n;|&]{0,200}? -p ?)"
+            r"[^\s;|&]+"
+        ),
+        r"(?P<kept>\b(?:mysql\w*|mariadb)\b[^\n;|&]{0,200}? -p)[^\s;|&]+",
+        r"(?P<kept>\bcurl\b[^\n;|&]{0,200}? (?:-u|--user) ?['\"]?[^\s:;|&]+:)[^\s;|&'\"]+",
         # headers of HTTP
         r"(?P<kept>\b[Bb]earer )(?=\S{0,200}\d)[\w.~+/=-]{16,}",
         r"(?i)(?P<kept>\bauthorization[\"']?: *[\"']?(?:bearer |basic |token )?)[\w.~+/=-]{8,}",
@@ -91,6 +100,7 @@ _NAMED = re.compile(
     | (?P<bare>[^\s"',;&(){}\[\]<>$]{6,}+)(?![(\[]) )""",
     re.VERBOSE | re.ASCII,
 )
+_LOGIN = re.compile(r"\b(?:sshpass|login)\b")  # -p X is a port or a path elsewhere
 _CREDENTIAL_FILES = re.compile(
     r"(?i)\.env(\..*)?|.*\.(pem|p12|pfx|key|keystore|kdbx)|id_(rsa|dsa|ecdsa|ed25519)|[._]netrc"
     r"|\.(pypirc|npmrc|pgpass|htpasswd|git-credentials)|credentials?(\.(json|ya?ml|toml|ini))?"
@@ -105,6 +115,8 @@ def is_secret_name(name: str, value: str) -> bool:
     (True, False)
     """
     if not value or _SECRET_NAME.fullmatch(_CAMEL_CASE.sub("_", name)) is None:
+        return False
+    if _SEED.fullmatch(name) and (len(value) < 16 or not re.search("[A-Za-z]", value)):
         return False
     is_number = value.isdigit() and _HIDES_NUMBERS.search(name) is not None
     return is_number or _HARMLESS.fullmatch(value) is None
@@ -154,9 +166,11 @@ class Redactor:
         """
         stored: list[str] = []
         option = ""  # its value may be the next argument
+        is_login = _LOGIN.search(" ".join(arguments)) is not None
         for argument in arguments:
             name, equals, value = argument.partition("=")
-            if option and not argument.startswith("-") and self._hides(option, argument):
+            follows = option and not argument.startswith("-")
+            if follows and (self._hides(option, argument) or (option == "p" and is_login)):
                 stored.append(HIDDEN)
             elif equals and self._hides(name.lstrip("-+~"), value):
                 stored.append(f"{name}={HIDDEN}")

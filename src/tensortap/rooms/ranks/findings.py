@@ -17,7 +17,7 @@ import numpy as np
 from tensortap.alerts import Alert
 from tensortap.alerts.alert import module_of
 from tensortap.core.record import Kind, Record
-from tensortap.rooms.ranks.norms import ClippedNorms
+from tensortap.rooms.ranks.norms import ClippedNorms, SameLosses
 from tensortap.rooms.ranks.ranks import (
     RankProgress,
     alike_groups,
@@ -154,7 +154,7 @@ class GrowingFindings:
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        self._norms = ClippedNorms(table)
+        self._others = ClippedNorms(table), SameLosses(table)
         self._known: list[Alert] = []
         self._version: tuple[int, int] | None = None
         self._next = 0.0  # when to look again
@@ -163,7 +163,7 @@ class GrowingFindings:
     def rules(self) -> tuple[str, ...]:
         """The rules that apply to the table."""
         several = len(self._table.ranks()) > 1
-        return (*RULES, *self._norms.rules) if several else ()
+        return (*RULES, *(rule for each in self._others for rule in each.rules)) if several else ()
 
     def get(self) -> list[Alert]:
         """Return what has been found, perhaps a little while ago."""
@@ -171,7 +171,8 @@ class GrowingFindings:
         start = time.monotonic()
         if version != self._version and start >= self._next:
             found = rank_findings(self._table)
-            self._known = [*(each.alert for each in found), *self._norms.get()]
+            self._known = [each.alert for each in found]
+            self._known += [alert for each in self._others for alert in each.get()]
             self._version = version
             end = time.monotonic()
             self._next = end + (end - start) / _SHARE

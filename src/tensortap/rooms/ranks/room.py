@@ -12,6 +12,7 @@ ROOM = Room(
     routes="tensortap.rooms.ranks.routes:ROUTES",
     offers={
         "run.alerts": "tensortap.rooms.ranks.findings:GrowingFindings",
+        "run.alerts.told": "tensortap.rooms.ranks.received:with_sources",
         "run.ranks": "tensortap.rooms.ranks.findings:rank_findings",
         "session.watchers": "tensortap.rooms.ranks.watch:watch_ranks",
     },

@@ -4,8 +4,8 @@ Tensors take turns, those that were seen longest ago first. What was not looked 
 nothing is averaged or guessed. Each step earns a share of its own time, and pays what its looks
 cost: what hooks take in the training thread, and what the threads of tensortap take from the cores.
 A look that costs more than a step earns waits until enough steps have earned it. The norm of all
-gradients comes first, but takes at most half of what a step earns. The first two steps look at
-everything, and pay nothing.
+gradients comes first, but takes at most half of what a step earns. The first four steps look at
+everything, and pay nothing; so do steps 10, 30, 100, 300 and so on, which pay.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _DEBT = 30  # steps whose earnings a step may owe: what the scheduler took was n
 _FEW = 20  # steps after which the pace and the cost of the norm are known
 _WRITING = 10  # steps in which the records of free looks are written
 _FIRST = 2  # looks at everything that are not paid for: the first ones compile
+_FREE_STEPS = 4  # in which everything is looked at: rules want three steps in a row
 _OUTPUTS = (Kind.ACTIVATION, Kind.GRADIENT)
 
 Look = tuple[Kind, ...]
@@ -88,26 +89,32 @@ class Budget:
         """Look at everything of a module in the next steps; "" is the whole model."""
         self._lifted[module] = step + _LIFTED
 
+    def hurry(self, kind: Kind, name: str) -> None:
+        """Look at a tensor again before all others, as soon as that is paid for."""
+        if (turn := _turn_of(kind, name)) in self._turns:
+            self._turns.move_to_end(turn, last=False)
+
     def begin_step(self, step: int) -> bool:
         """Choose what this step looks at; return whether it is anything."""
         if not self._begun:  # the first picture is whole, and tells what each name costs
-            self._lifted[""] = step + 1
+            self._lifted[""] = step + _FREE_STEPS - 1
+        whole = _is_whole(self._begun)
         self._lifted = {name: last for name, last in self._lifted.items() if last >= step}
         self.chosen = {}
         self._check_saved = min(self._check_saved + self._earned / 2, 2 * self._check_ns)
         self.checks = self._begun < _FEW or self._check_saved >= self._check_ns
         self._begun += 1
         if self.everything:
-            looks = self._saved >= self._whole_look or bool(self._lifted)
+            looks = self._saved >= self._whole_look or bool(self._lifted) or whole
             self._since_look = 0 if looks else self._since_look + 1
             return looks
-        if self._begun >= self._arranging:  # modules and states come and go
+        if whole or self._begun >= self._arranging:  # modules and states come and go
             self._arranging += min(self._begun, 256)
             self.arrange()
         left = self._saved - self._check_ns * self.checks
-        for turn in list(self._turns) if self._lifted or left > 0 else ():
+        for turn in list(self._turns) if whole or self._lifted or left > 0 else ():
             cost = self._cost(turn)
-            if not self._is_lifted(turn):
+            if not (whole or self._is_lifted(turn)):
                 if cost > left:
                     if not self._lifted:
                         break
@@ -127,8 +134,7 @@ class Budget:
         """Put what belongs together into one turn: an output and its gradient, a parameter."""
         found: dict[str, list[tuple[Kind, str]]] = {}
         for kind, name in self.names() if self.names is not None else ():
-            family = "output" if kind in _OUTPUTS else kind.value
-            found.setdefault(f"{family} {name}", []).append((kind, name))
+            found.setdefault(_turn_of(kind, name), []).append((kind, name))
         known = {turn: found[turn] for turn in self._turns if turn in found}
         self._turns = collections.OrderedDict({**known, **found})
 
@@ -194,3 +200,16 @@ class Budget:
         if self.everything:
             return self._whole_look
         return self._cost(next(iter(self._turns))) if self._turns else 0.0
+
+
+def _is_whole(number: int) -> bool:
+    """Return whether a step looks at everything: 10, 30, 100, 300 and so on.
+
+    >>> [number for number in range(4000) if _is_whole(number)]
+    [10, 30, 100, 300, 1000, 3000]
+    """
+    return number >= 10 and str(number).rstrip("0") in ("1", "3")
+
+
+def _turn_of(kind: Kind, name: str) -> str:
+    return f"{'output' if kind in _OUTPUTS else kind.value} {name}"

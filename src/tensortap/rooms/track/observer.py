@@ -142,7 +142,7 @@ class Observer:
                 "tensortap: another model is tracked already, so the names of this one begin with "
                 "%r; tap.track(model, name=...) chooses a name", self.prefix,
             )  # fmt: skip
-        self.plan.prefix = self.prefix
+        self.plan.prefix = self.alerting.prefix = self.prefix
         _observers.add(self)
 
     def end(self) -> None:

@@ -43,6 +43,7 @@ class TrackedAlerts:
         self._monitor: AlertMonitor | None = None
         self._on_alert = options.on_alert
         self.budget = budget
+        self.prefix = ""  # of all names; a budget does not see it
         if options.has_rules:
             self._monitor = AlertMonitor(options.alerts, on_alert=options.on_alert)
 
@@ -75,6 +76,11 @@ class TrackedAlerts:
         if self._monitor is not None:
             for alert in self._monitor.see(record):
                 self._record(alert, record.world_size)
+            if suspected := self._monitor.suspected:
+                self._monitor.suspected = set()
+                if self.budget is not None:
+                    for kind, name in suspected:
+                        self.budget.hurry(kind, name.removeprefix(self.prefix))
 
     def raise_alert(self, alert: Alert, prefix: str) -> None:
         """Take an alert that a listener has raised."""
@@ -114,7 +120,7 @@ class TrackedAlerts:
         (self.hints if alert.severity == HINT else self.alerts).append(alert)
         if self.budget is not None and alert.severity != HINT:
             for module in {alert.module, alert.origin or alert.module}:
-                self.budget.lift(module, alert.step)
+                self.budget.lift(module.removeprefix(self.prefix), alert.step)
         self._hand_over()
         seq, now = pipeline.next_seq(), time.time_ns()
         record = record_of(alert, seq=seq, time_ns=now, world_size=world_size)

@@ -167,7 +167,12 @@ class SpawnedProcess:
         self.kill = self._process.kill
         # in a thread, because a write to a full pipe waits for the reader
         send = functools.partial(self._send, msgspec.msgpack.encode(orders))
-        threading.Thread(target=send, name="tensortap-orders", daemon=True).start()
+        try:
+            threading.Thread(target=send, name="tensortap-orders", daemon=True).start()
+        except RuntimeError:  # no thread is left
+            self.kill()
+            self.wait(5.0)
+            raise
 
     def _send(self, orders: bytes) -> None:
         stream = self._process.stdin
@@ -248,7 +253,7 @@ class WorkerSink(Sink):
         self._detached = False  # the queue has closed: the supervisor handles the exit itself
         self._wake: Wake | None = None
         if lacking := shortage():
-            raise TensortapError(f"cannot start worker {task.name!r}: {lacking}")
+            raise TensortapError(lacking)
         key = secrets.token_bytes(32)
         self._line, theirs = socket.socketpair()
         _ENDS.add(self._line)
@@ -263,8 +268,14 @@ class WorkerSink(Sink):
         self.let_go = self._process.let_go
         address = Address("127.0.0.1", 0)  # the worker tells its port when it listens
         arena = not flag("TENSORTAP_NO_ARENA")
-        self._live = LiveSink(address, pool, self.ledger, arena=arena, key=key)
-        threading.Thread(target=self._supervise, name="tensortap-worker", daemon=True).start()
+        try:
+            self._live = LiveSink(address, pool, self.ledger, arena=arena, key=key)
+            threading.Thread(target=self._supervise, name="tensortap-worker", daemon=True).start()
+        except BaseException:
+            self._process.kill()
+            self._process.wait(5.0)
+            _hang_up(self._line)
+            raise
 
     # -- what the queue calls -------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from tensortap.capture.queue import Queue
 from tensortap.capture.selection import CallCounters
 from tensortap.core import ranks
 from tensortap.core.arguments import check_callable, check_count, check_positive, check_text
-from tensortap.core.errors import NotFound
+from tensortap.core.errors import NotFound, TensortapError
 from tensortap.core.limits import format_size
 from tensortap.core.record import Kind, Record
 from tensortap.core.settings import buffer_size
@@ -229,18 +229,30 @@ class Watcher:
             with self._lock:
                 if self._may_start:
                     self._may_start = False
-                    needed = needed_memory(self._task.recorder)
-                    if not memory_left(needed):
+                    try:
+                        self._start_worker()
+                    except (TensortapError, OSError, RuntimeError, MemoryError) as error:
                         log.error(
-                            "tensortap: worker %r was not started: it needs about %s, and too "
-                            "little memory is left; training continues without it",
-                            self.name, format_size(needed),
+                            "tensortap: worker %r was not started: %s; training continues "
+                            "without it", self.name, str(error) or "no memory is left",
                         )  # fmt: skip
-                        return None
-                    self._sink = WorkerSink(self._task, pipeline.pool)
-                    budget, name = self._sink.budget, f"worker-{self.name}"
-                    self._queue = Queue(self._sink, budget=budget, name=name)
         return self._queue
+
+    def _start_worker(self) -> None:
+        """Start the process and the queue to it; raise if there is no room for them."""
+        needed = needed_memory(self._task.recorder)
+        if not memory_left(needed):
+            size = format_size(needed)
+            raise TensortapError(f"it needs about {size}, and too little memory is left")
+        sink = WorkerSink(self._task, pipeline.pool)
+        try:
+            self._queue = Queue(sink, budget=sink.budget, name=f"worker-{self.name}")
+        except BaseException:
+            sink.kill()
+            sink.closing = True
+            sink.close()
+            raise
+        self._sink = sink
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything sent has been processed and written; return False on timeout."""

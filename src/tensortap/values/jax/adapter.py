@@ -68,7 +68,7 @@ class JaxFramework(Framework):
             classes += cls.__subclasses__()
 
     def catch_when_run(
-        self, value: Any, capture: Callable[..., object], when: Any, shard: Any = None
+        self, value: Any, capture: Callable[..., object], when: Any
     ) -> Callable[[], object]:
         """Make the compiled function call back with the whole value, under all transformations.
 
@@ -81,7 +81,7 @@ class JaxFramework(Framework):
         # NumPy, because JAX must not compute in a callback: the thread for it waits for us
         condition = (lambda value: when(np.asarray(value))) if callable(when) else when
         captured = functools.partial(capture, when=condition)
-        call_back(captured, jax.lax.stop_gradient(value), manual_axes(), shard)
+        call_back(captured, jax.lax.stop_gradient(value), manual_axes())
         wait: Callable[[], object] = jax.effects_barrier
         return wait
 

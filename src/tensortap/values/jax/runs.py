@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,96 +40,42 @@ def _lower(context: Any, zero: Any) -> Any:
 mlir.register_lowering(recomputed_p, _lower, cacheable=False)
 
 
-def call_back(
-    capture: Callable[..., object], value: Any, axes: dict[str, int], shard: Any = None
-) -> None:
-    """Make the function that is being traced call ``capture(value, run=…)`` whenever it runs.
-
-    `axes` are the `manual_axes`. `shard` is a `Shard`, or the PartitionSpec of the value in
-    `shard_map`.
-    """
-    mesh = DeviceMesh(axes, _varying(value, axes), shard)
-    mesh.shard((0,) * len(mesh.axes), value.shape)  # raises for a wrong spec now
-    places = [jax.lax.axis_index(axis) for axis in mesh.axes]
+def call_back(capture: Callable[..., object], value: Any, axes: dict[str, int]) -> None:
+    """Make the function that is being traced call ``capture(value, run=…)`` whenever it runs."""
+    places = [jax.lax.axis_index(axis) for axis in axes]
     again = recomputed_p.bind(jnp.uint8(0))
-    captured = functools.partial(_captured, capture, mesh)
+    captured = functools.partial(_captured, capture, axes)
     jax.debug.callback(captured, value, again, *places)
 
 
 def _captured(
-    capture: Callable[..., object], mesh: DeviceMesh, value: Any, again: Any, *places: Any
+    capture: Callable[..., object], axes: dict[str, int], value: Any, again: Any, *places: Any
 ) -> None:
     at = tuple(map(int, places))
-    shard = mesh.shard(at, np.shape(value))
+    shard = _shard(axes, at, np.shape(value))
     tags = {"recompute": "1"} if again else {}
-    device = 0
+    device, devices = 0, math.prod(axes.values())
     if at:
-        for place, size in zip(at, mesh.axes.values(), strict=True):
+        for place, size in zip(at, axes.values(), strict=True):
             device = device * size + place
-        names = (str(axis).replace(_PMAP, "pmap") for axis in mesh.axes)
+        names = (str(axis).replace(_PMAP, "pmap") for axis in axes)
         named = " ".join(f"{axis}={place}" for axis, place in zip(names, at, strict=True))
-        tags |= {"device": named, "devices": str(mesh.size)}
-    run = CompiledRun(device, mesh.size, tags, shard)
-    capture(value, run=run if tags or shard is not None else None)
+        tags |= {"device": named, "devices": str(devices)}
+    capture(value, run=CompiledRun(device, devices, tags, shard) if tags else None)
 
 
-class DeviceMesh(NamedTuple):
-    """The axes over which `shard_map` maps a value, those over which it varies, and its layout."""
+def _shard(axes: dict[str, int], at: tuple[int, ...], shape: tuple[int, ...]) -> Shard | None:
+    """Return which part of the whole the value of a device is.
 
-    axes: dict[str, int]
-    varying: frozenset[str]
-    layout: Any  # a Shard, a PartitionSpec or None
+    The whole is the values of all devices, stacked along one new leading dimension for each axis.
 
-    @property
-    def size(self) -> int:
-        return math.prod(self.axes.values())
-
-    def shard(self, at: tuple[int, ...], shape: tuple[int, ...]) -> Shard | None:
-        """Return which part of the whole the value of a device is.
-
-        Without a layout, the whole is the values of all devices, stacked along one new leading
-        dimension for each axis over which they vary.
-
-        >>> DeviceMesh({"x": 4, "y": 2}, frozenset("x"), None).shard((3, 1), (5,))
-        Shard(global_shape=(4, 5), offsets=(3, 0), placements=('S(0)', 'R'))
-        >>> DeviceMesh({"x": 4, "y": 2}, frozenset("x"), ("y", "x")).shard((3, 1), (5, 6))
-        Shard(global_shape=(10, 24), offsets=(5, 18), placements=('S(1)', 'S(0)'))
-        """
-        if not self.axes or isinstance(self.layout, Shard):
-            return self.layout if isinstance(self.layout, Shard) else None
-        place = dict(zip(self.axes, at, strict=True))
-        if self.layout is None:
-            split = [(axis,) for axis in self.axes if axis in self.varying]
-            shape = (1,) * len(split) + shape
-        else:
-            named = (() if axes is None else axes for axes in self.layout)
-            split = [(axes,) if isinstance(axes, str) else tuple(axes) for axes in named]
-        dims = {axis: dim for dim, axes in enumerate(split) for axis in axes}
-        if len(split) > len(shape) or not dims.keys() <= self.axes.keys():
-            raise ValueError(
-                f"shard must be a PartitionSpec with at most {len(shape)} entries of the axes "
-                f"{', '.join(self.axes)}, got {self.layout}"
-            )
-        whole, offsets = list(shape), [0] * len(shape)
-        for dim, axes in enumerate(split):
-            for axis in axes:  # the first is the slowest
-                offsets[dim] = offsets[dim] * self.axes[axis] + place[axis]
-                whole[dim] *= self.axes[axis]
-            offsets[dim] *= shape[dim]
-        placements = (f"S({dims[axis]})" if axis in dims else "R" for axis in self.axes)
-        return Shard(tuple(whole), tuple(offsets), tuple(placements))
-
-
-def _varying(value: Any, axes: dict[str, int]) -> frozenset[str]:
-    """Return the axes over which a value differs between devices, as far as JAX keeps account."""
-    counted = any(axis in _varying_axes(jax.lax.axis_index(axis)) for axis in axes)
-    return _varying_axes(value) if counted else frozenset(axes)  # not with check_vma=False
-
-
-def _varying_axes(value: Any) -> frozenset[str]:
-    kind = jax.typeof(value)
-    found = getattr(getattr(kind, "manual_axis_type", None), "varying", None)
-    return frozenset(getattr(kind, "vma", ()) if found is None else found)  # before JAX 0.10
+    >>> _shard({"x": 4, "y": 2}, (3, 1), (5,))
+    Shard(global_shape=(4, 2, 5), offsets=(3, 1, 0), placements=('S(0)', 'S(1)'))
+    """
+    if not axes:
+        return None
+    placements = tuple(f"S({dim})" for dim in range(len(axes)))
+    return Shard((*axes.values(), *shape), (*at, *(0 for _ in shape)), placements)
 
 
 def manual_axes() -> dict[str, int]:

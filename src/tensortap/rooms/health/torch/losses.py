@@ -87,7 +87,7 @@ def read_loss(loss: torch.Tensor) -> LossFacts | None:
                     before = _before(node)
                     found = found._replace(twice="sigmoid" if before == "Sigmoid" else found.twice)
                     found = found._replace(is_cut=before == "Relu")
-            elif name == "Mul" and _before(node) == "Softmax" and _is_distribution(node):
+            elif name == "Mul" and _is_divergence(node):
                 found = found._replace(raw="kl_div")
             elif name in _DISTANCES:
                 inner = [each for each, _ in node.next_functions]
@@ -120,9 +120,10 @@ def _name(node: Any) -> str:
     return str(node.name()).rpartition("::")[2].partition("Backward")[0]
 
 
-def _is_distribution(node: Any) -> bool:
-    """Return whether a product is that of probabilities which need no gradient, as in `kl_div`."""
-    factor = saved(node, "self")
+def _is_divergence(node: Any) -> bool:
+    """Return whether probabilities are multiplied by others that need no gradient, in `kl_div`."""
+    inner = [each for each, _ in node.next_functions if each is not None]
+    factor = saved(node, "self") if len(inner) == 1 and _before(node) == "Softmax" else None
     if factor is None or not factor.ndim or not 8 <= factor.numel() <= _MOST_VALUES:
         return False
     sums = factor.detach().double().sum(-1)
@@ -245,6 +246,57 @@ def _with_chance(found: LossFacts, node: Any, *, binary: bool) -> LossFacts:
     )  # fmt: skip
 
 
+# -- a loss that is not finite -----------------------------------------------------------------
+
+
+def _is_broken(loss: torch.Tensor) -> bool:
+    with quiet():
+        return is_plain(loss) and not math.isfinite(loss)
+
+
+def _origin(start: Any) -> str:
+    """Return the operation that turned finite numbers into a loss that is not."""
+    pending: list[Any] = [start]
+    seen: set[Any] = set()
+    with quiet():
+        while pending and len(seen) < 4 * _MOST_NODES:
+            node = pending.pop(0)
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if made := _made(node):
+                return made
+            pending += [each for each, _ in node.next_functions]
+    return ""
+
+
+def _made(node: Any) -> str:
+    """Return in words how an operation made finite numbers infinite or NaN."""
+    name, given, divisor, result = _name(node), *(saved(node, each) for each in _SAVED)
+    numbers = next((each for each in (divisor, given, result) if each is not None), None)
+    if numbers is None or not numbers.is_floating_point() or numbers.numel() > _MOST_VALUES:
+        return "mean() of no values" if _is_empty_mean(node) else ""
+    finite = bool(numbers.isfinite().all())
+    zeros, negative = int((numbers == 0).sum()), int((numbers < 0).sum())
+    if name in ("Log", "Log2", "Log10") and finite and zeros + negative:
+        what = f"{zeros:,} zeros" if zeros else f"{negative:,} negative numbers"
+        return f"log() of {what}, of {numbers.numel():,} numbers"
+    if name == "Div" and divisor is not None and finite and zeros:
+        return f"a division by 0, in {zeros:,} of {numbers.numel():,} numbers"
+    infinite = int((numbers == math.inf).sum())
+    # of NaN in what they return, the fault is that of an earlier operation
+    if name in ("Rsqrt", "Exp") and given is None and infinite and not numbers.isnan().any():
+        return f"{name.lower()}(), in {infinite:,} of {numbers.numel():,} numbers"
+    return ""
+
+
+_SAVED = "self", "other", "result"
+
+
+def _is_empty_mean(node: Any) -> bool:
+    return _name(node) == "Mean" and getattr(node, "_saved_self_sym_numel", 1) == 0
+
+
 def relation_of(given: torch.Tensor | None, loss: LossFacts) -> str:
     """Return how labels relate to what the model was given.
 
@@ -292,8 +344,8 @@ def _column(given: torch.Tensor, labels: torch.Tensor) -> str:
 class LossWatch:
     """Reads the losses whose gradients reach a model, in some of its steps."""
 
-    def __init__(self, entry: Callable[[], torch.Tensor | None]) -> None:
-        self._entry = entry  # returns what the model was given
+    def __init__(self, entries: Callable[[], list[torch.Tensor]]) -> None:
+        self._entries = entries  # returns what the model was given, and other tokens
         self._number = 0
         self._pending: list[LossFacts] = []
         self._found: list[LossFacts] = []
@@ -302,18 +354,25 @@ class LossWatch:
     @property
     def looks(self) -> bool:
         number = self._number
-        return number < 10 or number % (5 if number <= 100 else 100) == 0
+        return number < 10 or number % (5 if number <= 100 else 20 if number <= 1000 else 100) == 0
 
     def on_backward(self, tensors: Any) -> None:
         self._pending = []
         for each in tensors if isinstance(tensors, (list, tuple)) else [tensors]:
             if isinstance(each, torch.Tensor) and each.numel() == 1:
                 self.values = True
-                if self.looks and len(self._found) < 8:
+                broken = _is_broken(each)
+                if (self.looks or broken) and len(self._found) < 8:
                     found = read_loss(each)
+                    if found is not None and broken:
+                        found = found._replace(broken=_origin(each.grad_fn))
                     self.hidden |= found is None
                     if found is not None:
-                        relation = relation_of(self._entry(), found)
+                        first, *others = self._entries() or [None]
+                        relation = relation_of(first, found)
+                        if any(relation_of(each, found) == "shifted" for each in others):
+                            # a decoder has the labels; what goes to the encoder may be equal
+                            relation = relation if relation == "shifted" else ""
                         self._pending.append(found._replace(relation=relation))
 
     def on_computed(self) -> None:

@@ -37,7 +37,7 @@ _EARLY = 100  # steps in which inputs are compared with labels
 _FEW = 20  # steps in which inputs of embeddings and batch norms are looked at
 _MOST_KEPT = 1 << 20  # values of an input
 _COMPARED_MODES = (25, 50, 100)  # steps after which batch norm should know its statistics
-_computed: set[int] = set()  # memory of what models have returned in this step
+_computed: list[Any] = []  # weak: what models have returned lately
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -83,15 +83,16 @@ class PassWatch:
         self._caught = 0  # calls of `catch` until then
         self._probed: dict[int, ProbeFacts] = {}  # by the id of the module
         self._has_norm = has_norm_with_modes(root)
-        self.entry: torch.Tensor | None = None  # what the model was first given in this step
+        self.entries: list[torch.Tensor] = []  # what the model was first given, and other tokens
         self._last: tuple[Any, torch.Tensor] | None = None  # that of the last one: weak, a sample
         self.has_trained = self.was_evaluated = False  # whether there has been such a pass
         self._indices: dict[str, tuple[int, int]] = {}  # embeddings → the only index, how often
         self._forget()
 
     def _forget(self) -> None:
-        self.entry = None
+        self.entries = []
         self._same: bool | None = None
+        self._is_all = False  # whether the last step had the same tensor
         self._new_probes: list[ProbeFacts] = []
         self._mode_distance: float | None = None
         self._padding: bool | None = None
@@ -125,11 +126,16 @@ class PassWatch:
         self.was_evaluated |= not trains
         if module is self._root:
             self._on_inputs(module, args, kwargs)
-        if trains and self.entry is None and self._number <= _EARLY:
-            first = next((tensor for _, tensor in inputs_of(args, kwargs, torch.Tensor)), None)
+        if trains and not self.entries and self._number <= _EARLY:
+            given = [tensor for _, tensor in inputs_of(args, kwargs, torch.Tensor)]
+            first = next(iter(given), None)
             if first is not None and first.numel() <= _MOST_KEPT and is_plain(first):
+                tokens = [each for each in given[1:3] if each.dtype is torch.long]
                 with quiet():
-                    self.entry = first.detach().clone()
+                    self.entries = [
+                        each.detach().clone() for each in (first, *tokens)
+                        if each.numel() <= _MOST_KEPT and is_plain(each)
+                    ]  # fmt: skip
                     self._compare(first)
 
     def _compare(self, given: torch.Tensor) -> None:
@@ -138,7 +144,8 @@ class PassWatch:
         if self._last is not None:
             other, before = self._last
             kept = other()  # a program that trains with all of its data has one tensor
-            if kept is None or not (kept is given or kept is given._base):
+            self._is_all = kept is not None and (kept is given or kept is given._base)
+            if not self._is_all:
                 self._same = len(given) > 1 and torch.equal(before, now)
         self._last = weakref.ref(given if given._base is None else given._base), now
 
@@ -146,7 +153,7 @@ class PassWatch:
         if self._outer is not module:
             return
         self._outer = None
-        _computed.update(_memory(tensor) for _, tensor in tensors_in(output, torch.Tensor))
+        _computed.extend(weakref.ref(each) for _, each in tensors_in(output, torch.Tensor))
         seconds = time.perf_counter() - self._began
         if module is self._root:
             self._on_output(module, args, output)
@@ -169,6 +176,8 @@ class PassWatch:
             if not reason:
                 try:
                     facts = probe(module, args, kwargs)
+                    if self._is_all and self.entries[0].ndim == 2:  # as nodes of a graph
+                        facts = facts._replace(rows=())
                 except Exception as error:  # not every module can be copied or called again
                     facts = ProbeFacts(f"{type(error).__name__}: {error}"[:200])
             self._new_probes.append(facts)
@@ -184,7 +193,7 @@ class PassWatch:
         """Return the passes of the step, and more facts about them; begin the next one."""
         found = tuple(each.facts() for each in self._passes)
         self._passes, self._running, self._outer = [], None, None
-        _computed.clear()
+        _computed[:] = [each for each in _computed[-64:] if each() is not None]
         extra = {
             "probes": tuple(self._new_probes), "mode_distance": self._mode_distance,
             "small_batches": tuple(self._small), "same_input": self._same,
@@ -209,7 +218,8 @@ class PassWatch:
             looks = is_checked(self._evaluations) or self._evaluations <= 16
         if looks:
             first = next((tensor for _, tensor in inputs_of(args, kwargs, torch.Tensor)), None)
-            is_data = first is None or _memory(first) not in _computed  # not of a generator
+            made = {_memory(tensor) for each in _computed if (tensor := each()) is not None}
+            is_data = first is None or _memory(first) not in made  # not of a generator
             self._running = _Pass(training, first if is_data else None)
             self._passes.append(self._running)
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import unserializable_hook
 
-from tensortap.rooms.health.steps import ParameterFacts, StepFacts
+from tensortap.rooms.health.steps import ParameterFacts, StepFacts, empty_step
 from tensortap.rooms.health.torch.losses import LossWatch, on_backward
 from tensortap.rooms.health.torch.passes import PassWatch, is_checked
 from tensortap.rooms.health.torch.probe import is_norm_with_modes
@@ -62,6 +62,7 @@ class _WatchedGradient:
         self._new: torch.Tensor | None = None  # a sample of what is added to the gradient
         self._computed = 0  # times since the last step
         self._discarded = self._carried = False
+        self._zeroed = 0  # times that fresh gradients were zeroed since the last step
         self._used: _Version | None = None  # by the last step
         self._latest: _Version | None = None
 
@@ -98,18 +99,20 @@ class _WatchedGradient:
 
     def on_zeroed(self) -> None:
         """Note that the optimizer is about to zero the gradient."""
+        self._zeroed += bool(self._computed) and not self._discarded
         self._discarded = bool(self._computed)
         self._carried = False
 
-    def before_step(self) -> tuple[bool, bool]:
-        """Return whether the gradient was discarded, or added to an old one."""
+    def before_step(self) -> tuple[bool, bool, bool]:
+        """Return whether the gradient was discarded, all but the last, or added to an old one."""
         gradient = self._gradient()
         lost = bool(self._computed) and (gradient is None or self._discarded)
-        return lost, self._carried and gradient is not None
+        return lost, self._zeroed > 1 and not lost, self._carried and gradient is not None
 
     def after_step(self) -> None:
         gradient = self._gradient()
-        self._computed, self._carried = 0, False
+        self._computed = self._zeroed = 0
+        self._carried = False
         self._used = None if gradient is None else _Version(gradient)
 
     def _gradient(self) -> torch.Tensor | None:
@@ -126,7 +129,7 @@ class StepHooks:
         self._tracked, self._observer, self._check = tracked, observer, check
         self._root = tracked.root
         self._passes = PassWatch(tracked.root, self._guarded)
-        self._losses = LossWatch(lambda: self._passes.entry)
+        self._losses = LossWatch(lambda: self._passes.entries)
         inner = (each.optimizer for each in tracked.optimizers if not each.wraps)
         self._optimizers = [each for each in inner if isinstance(each, torch.optim.Optimizer)]
         self._undo: list[Callable[[], object]] = []
@@ -142,7 +145,7 @@ class StepHooks:
 
     def _forget(self) -> None:
         self._steps = 0
-        self._discarded = self._carried = False
+        self._discarded = self._zeroed = self._carried = False
         self._trainable: set[int] = set()  # those of them that required gradients then
         self._with_gradient: set[int] = set()
         self._dropout: dict[str, None] = {}
@@ -229,6 +232,7 @@ class StepHooks:
     def detach(self) -> None:
         if self._dropout or self._passes.has_evaluated:  # after the last step
             self._guarded(self._end_step, True)
+        self._guarded(self._check, empty_step(self._observer.step_number)._replace(ended=True))
         while self._undo:
             self._guarded(self._undo.pop())
         self._watched.clear()
@@ -261,16 +265,17 @@ class StepHooks:
             return  # it computes the gradients within the step
         self._judge_gradients(optimizer)
 
-    def _judge_gradients(self, optimizer: Any) -> None:
+    def _judge_gradients(self, optimizer: Any, closure: bool = False) -> None:
         found = [each.before_step() for each in self._watched.get(id(optimizer), ())]
         if found:
-            lost, carried = (all(flags) for flags in zip(*found, strict=True))
+            lost, zeroed, carried = (all(flags) for flags in zip(*found, strict=True))
             self._discarded |= lost
+            self._zeroed |= zeroed and not closure  # which an optimizer may call several times
             self._carried |= carried
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if _has_closure(args, kwargs):
-            self._judge_gradients(optimizer)
+            self._judge_gradients(optimizer, closure=True)
         for gradient in self._watched.get(id(optimizer), ()):
             gradient.after_step()
         parameters = list(parameters_of(optimizer))
@@ -316,6 +321,7 @@ class StepHooks:
             self._steps,
             len(optimized.difference(map(id, parameters.values()))),
             self._discarded,
+            self._zeroed,
             self._carried,
             self._has_modes and bool(self._steps) and not self._root.training,
             tuple(self._dropout),

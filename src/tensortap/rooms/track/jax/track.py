@@ -175,7 +175,7 @@ def observe_trees(
     for kind, name, tags, array in leaves:
         # as inside a jitted function
         dtype = jax.dtypes.canonicalize_dtype(jax.dtypes.result_type(array)).name
-        seen = Observed(name, kind, 0, "", dtype, tuple(np.shape(array)), None, tags)
+        seen = Observed(name, kind, 0, "jax.Array", dtype, tuple(np.shape(array)), None, tags)
         observations.append(Observation(seen, summary_at(vector, start, dtype, seen.shape), array))
         start += layout(dtype).words
     return observations
