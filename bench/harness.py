@@ -92,6 +92,13 @@ def time_of(call: Callable[[], object], loops: int = 1) -> float:
             gc.enable()
 
 
+def processor_time_of(call: Callable[[], object]) -> float:
+    """Return the seconds that all threads of this process spend in a call."""
+    start = time.process_time()
+    call()
+    return time.process_time() - start
+
+
 def in_turns(rounds: int, *calls: Callable[[], T]) -> list[list[T]]:
     """Return the results of the calls, made alternately so that noise affects all alike."""
     found: list[list[T]] = [[] for _ in calls]

@@ -229,6 +229,15 @@ def test_exploding():
     assert run_of(alerts.exploding(), [1.0] * 20 + [1000.0] * 200 + [1e6]) == [20, 220]
 
 
+@pytest.mark.parametrize(("gap", "expected"), [(1, [15]), (50, [])])
+def test_gradients_may_grow_between_looks_that_are_far_apart(gap, expected):
+    monitor, found = AlertMonitor([alerts.exploding()]), []
+    for look in range(20):
+        size = np.float32(1e-6 if look < 15 else 1e-3)
+        found += monitor.see(tensor("w", FINE * size, look * gap, Kind.WEIGHT_GRADIENT))
+    assert [alert.step for alert in found] == expected
+
+
 def test_vanishing_is_not_reported_where_something_is_not_finite():
     monitor = AlertMonitor()
     zero = np.zeros(8, "float32")

@@ -12,27 +12,26 @@ import tensortap as tap
 from tensortap.core.record import Kind
 from tensortap.rooms.track.batches import Costs
 from tensortap.rooms.track.budget import Budget, parse_budget
+from tensortap.rooms.track.observing import Observed
 
 
-def simulated(share, costs_ns, steps, step_ns=10_000_000):
+def simulated(share, costs_ns, steps, step_ns=10_000_000, fixed_ns=0):
     """Steps whose looks cost what is said, by a clock of its own; what each step looked at."""
     costs = Costs()
     budget = Budget(share, costs)
     keys = {(Kind.WEIGHT, name): cost for name, cost in costs_ns.items()}
     budget.names = lambda: keys
     now, spent, seen = 1, 0, []
+    budget.begin_step(0)
     for step in range(steps):
-        budget.begin_step(step)
-        cost = sum(keys[key] for key in budget.chosen)
-        for key in budget.chosen:
-            entry = costs.setdefault(key, [0, 0])
-            entry[0] += 1
-            entry[1] += keys[key]
-        costs.total += cost
+        seen.append([name for _, name in budget.chosen])
+        looks = [keys[key] for key in budget.chosen]
+        costs.add([Observed(name, kind) for kind, name in budget.chosen], looks)
+        cost = sum(looks) + fixed_ns
         spent += cost * (step > 3)  # the first four look at everything
         now += step_ns + cost
-        budget.end_step(now, 0)
-        seen.append([name for _, name in budget.chosen])
+        budget.begin_step(step + 1)
+        budget.end_step(now, fixed_ns)
     whole = [*seen[:4], *(seen[step] for step in (10, 30, 100, 300, 1000) if step < steps)]
     assert all(sorted(each) == sorted(costs_ns) for each in whole)
     return spent / (steps * step_ns), seen
@@ -51,6 +50,13 @@ def test_a_look_that_costs_more_than_a_step_earns_waits_for_more_steps():
     spent, seen = simulated(0.01, {"huge": 3_000_000, "small": 10_000}, 2000)
     assert sum("huge" in step for step in seen) > 3
     assert spent <= 0.01
+
+
+def test_looks_have_a_quarter_of_a_budget_that_the_steps_alone_exceed():
+    costs = {f"w{i}": 20_000 for i in range(10)}
+    spent, seen = simulated(0.01, costs, 4000, fixed_ns=150_000)
+    assert 0.15 < (spent - 0.015) / 0.01 < 0.25
+    assert all(sum(name in step for step in seen) > 30 for name in costs)
 
 
 def test_shares():
@@ -124,7 +130,7 @@ def test_a_layer_that_dies_within_a_budget_is_seen_again_soon(name):
                 with torch.no_grad():
                     net[20][0].bias.fill_(-50.0)
             net(torch.rand(4, 8))
-            budget._saved = 60_000 + budget._cost(next(iter(budget._turns)))  # one look per step
+            budget._saved = budget._needed  # a few looks per step
             tracker.step()
     relu = f"{name}.20.1" if name else "20.1"
     looks = sorted({r.step for r in tracker.records if r.name == relu and r.step >= 40})

@@ -188,12 +188,16 @@ def exploding(factor: float = 100.0, warmup: int = 10) -> Rule:
         if level is None:
             return None
         last, largest = state.notes.get("largest", (None, level))
-        if last == state.step_state.step and level <= largest:
+        step = record.step
+        if last == step and level <= largest:
             return None
-        state.notes["largest"] = state.step_state.step, level
+        state.notes["largest"] = step, level
         typical, seen = state.typical, state.seen
-        explodes = seen >= warmup and level > typical + distance
-        state.follow(min(level, typical + distance) if seen else level, _RATE)
+        # within a budget, looks are far between: in that time gradients may well have grown
+        gap = max(1, step - last) if last is not None else 1
+        highest = typical + distance + math.log2(gap)
+        explodes = seen >= warmup and level > highest
+        state.follow(min(level, highest) if seen else level, 1.0 - (1.0 - _RATE) ** gap)
         if not explodes:
             return None
         times = 2 ** (level - typical)

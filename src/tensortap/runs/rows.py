@@ -15,7 +15,7 @@ import numpy as np
 from tensortap.core.files import CorruptFile, plain
 from tensortap.core.record import Kind, Record, Shard, Summary, TensorData, Value
 from tensortap.core.values import map_leaves
-from tensortap.runs.arrow import column, numbers
+from tensortap.runs.arrow import column, numbers, row_indices
 from tensortap.runs.layout import VERSION
 from tensortap.runs.payloads import has_nbytes
 from tensortap.stats.columns import RecordColumns, SummaryColumns
@@ -46,6 +46,8 @@ _REQUIRED = (*COLUMNS[:8], "missing")
 _KINDS = frozenset(kind.value for kind in Kind)
 EXPONENTS = 1 << 15  # longdouble has 16,445 below 0
 _HEADS = 64  # sets of columns whose repeated cells are kept
+_CELLS = 1 << 16  # records whose repeated cells are kept
+_OWN = ("step", "seq", "rank", "world_size", "time_ns")
 _NO_SUMMARY = (None,) * len(_SUMMARY)
 _encode = msgspec.msgpack.Encoder().encode
 _decode_value = msgspec.msgpack.Decoder(Value)
@@ -158,29 +160,53 @@ def joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
+def is_number(record: Record) -> bool:
+    """Return whether a record is a number about a step, and nothing else."""
+    is_plain = record.kind is Kind.METRIC and record.type == "builtins.float"
+    return is_plain and type(record.value) is float and not (record.call or record.tags)
+
+
 class ColumnEncoder:
     """Turns columns of records into Arrow batches; what repeats is encoded once."""
 
     def __init__(self, columns: pa.Schema) -> None:
         self._schema = columns
         self._known: dict[int, tuple[tuple[Record, ...], list[pa.Array]]] = {}
+        self._heads: list[Record] = []  # kept, so that no others get their ids
+        self._places: dict[int, int] = {}  # in the table, by the identities of heads
+        self._table: list[pa.Array] = []  # the cells of all heads, by column
+        self._of_numbers: dict[str, Record] = {}  # heads, by name
 
     def batch_of(self, found: RecordColumns) -> pa.RecordBatch:
         """Return records as an Arrow batch."""
+        own = found.step, found.seqs, found.rank, found.world_size, found.time_ns
+        return self._batch(found.heads, own, found.stats, found.numbers)
+
+    def batch_of_numbers(self, records: Sequence[Record]) -> pa.RecordBatch:
+        """Return records of which `is_number` is true as an Arrow batch."""
+        for name in {record.name for record in records}.difference(self._of_numbers):
+            self._of_numbers[name] = Record(name, Kind.METRIC, 0, 0, 0, 0, 0, 0, "builtins.float")
+        heads = tuple([self._of_numbers[record.name] for record in records])
+        fields = [(r.step, r.seq, r.rank, r.world_size, r.time_ns) for r in records]
+        values = np.array([record.value for record in records], "f8")
+        return self._batch(heads, list(zip(*fields, strict=True)), None, values.tobytes())
+
+    def _batch(
+        self, heads: tuple[Record, ...], own: Any, stats: SummaryColumns | None, numbers: bytes
+    ) -> pa.RecordBatch:
+        """Return records of heads with their `own` steps, seqs, ranks, world sizes and times."""
         import pyarrow as pa
 
-        count = len(found.heads)
-        arrays = list(self._repeated(found.heads))
-        same = {name: getattr(found, name) for name in ("step", "rank", "world_size")}
-        for name, value in {**same, "seq": found.seqs, "time_ns": found.time_ns}.items():
+        count, arrays = len(heads), list(self._repeated(heads))
+        for name, value in zip(_OWN, own, strict=True):
             index = COLUMNS.index(name)
             kind = self._schema.field(index).type
-            numbers = np.full(count, value, kind.to_pandas_dtype())
-            arrays[index] = pa.Array.from_buffers(kind, count, [None, pa.py_buffer(numbers)])
-        if found.stats is not None:
-            arrays += self._statistics(found.stats, count)
+            cells = np.full(count, value, kind.to_pandas_dtype())
+            arrays[index] = pa.Array.from_buffers(kind, count, [None, pa.py_buffer(cells)])
+        if stats is not None:
+            arrays += self._statistics(stats, count)
         else:
-            arrays[COLUMNS.index("number")], arrays[COLUMNS.index("value")] = _cells(found.numbers)
+            arrays[COLUMNS.index("number")], arrays[COLUMNS.index("value")] = _cells(numbers)
             arrays += [pa.nulls(count, self._schema.field(name).type) for name in _SUMMARY]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
@@ -190,13 +216,33 @@ class ColumnEncoder:
         if known is None:
             if len(self._known) >= _HEADS:
                 self._known.clear()
-            rows = [row_of(head, NO_VALUE, []) for head in heads]
-            by_column = list(zip(*rows, strict=True))[: -len(_SUMMARY)]
-            types = [field.type for field in self._schema]
-            arrays = [column(cells, kind) for cells, kind in zip(by_column, types, strict=False)]
             # the heads are kept, so that no others get their id
-            known = self._known[id(heads)] = heads, arrays
+            known = self._known[id(heads)] = heads, self._taken(heads)
         return known[1]
+
+    def _taken(self, heads: tuple[Record, ...]) -> list[pa.Array]:
+        if len(self._heads) > _CELLS:
+            self._heads, self._places, self._table = [], {}, []
+        new = list({id(head): head for head in heads if id(head) not in self._places}.values())
+        if new:
+            self._learn(new)
+        places = np.array([self._places[id(head)] for head in heads])
+        if (np.diff(places) == 1).all():
+            return [cells.slice(places[0], len(places)) for cells in self._table]
+        indices = row_indices(places)
+        return [cells.take(indices) for cells in self._table]
+
+    def _learn(self, heads: list[Record]) -> None:
+        import pyarrow as pa
+
+        rows = [row_of(head, NO_VALUE, []) for head in heads]
+        by_column = list(zip(*rows, strict=True))[: -len(_SUMMARY)]
+        types = [field.type for field in self._schema]
+        arrays = [column(cells, kind) for cells, kind in zip(by_column, types, strict=False)]
+        both = zip(self._table, arrays, strict=True) if self._table else ()
+        self._table = [pa.concat_arrays(pair) for pair in both] or arrays
+        self._places.update((id(head), i) for i, head in enumerate(heads, len(self._heads)))
+        self._heads += heads
 
     def _statistics(self, stats: SummaryColumns, count: int) -> list[pa.Array]:
         import pyarrow as pa

@@ -77,7 +77,7 @@ class StoreSink(Sink):
         self._files = _next_number(self._tensors, "*.safetensors")
         self._part = _next_number(self._records, "*.parquet")
         self._encoder = rows.ColumnEncoder(self._schema)
-        self._rows: list[Row | RecordColumns] = []  # not yet in the tail
+        self._rows: list[Row | RecordColumns | Record] = []  # not yet in the tail
         self._entries: list[Entry] = []  # whose rows these are
         self._in_file: set[int] = set()  # indices of those with payloads in the open file
         self._since = time.monotonic()
@@ -222,7 +222,7 @@ class StoreSink(Sink):
     def _take_one(self) -> None:
         entry = self._waiting[0]
         record: Any = entry[0]
-        if type(record) is RecordColumns:
+        if type(record) is RecordColumns or rows.is_number(record):
             self._rows.append(record)
         elif (value := rows.encode_inline(record.value)) is not None:
             self._rows.append(rows.row_of(record, value, []))
@@ -296,11 +296,13 @@ class StoreSink(Sink):
             self._seal()
 
     def _batches(self, written: list[Any]) -> Iterator[pa.RecordBatch]:
-        for is_row, group in itertools.groupby(written, lambda each: isinstance(each, tuple)):
-            if is_row:
-                yield rows.batch_of(list(group), self._schema)
-            else:
+        for kind, group in itertools.groupby(written, type):
+            if kind is RecordColumns:
                 yield from map(self._encoder.batch_of, group)
+            elif kind is Record:
+                yield self._encoder.batch_of_numbers(list(group))
+            else:
+                yield rows.batch_of(list(group), self._schema)
 
     def _open_tail(self) -> tables.TailFile:
         columns = self._schema.with_metadata(tables.metadata(self._part))

@@ -45,6 +45,7 @@ _WORST = 10
 _USUAL, _LARGEST = 8, 64
 _EPSILON = {"float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _NOISE = 4  # a difference is rounding if it is at most so many times that of the noise
+_BLOCK = 1 << 15  # rows whose intermediate results stay in the cache
 _STEP = np.uint64(0x2545F4914F6CDD1D)
 
 
@@ -145,8 +146,8 @@ class _Matches:
 
     def count(self, found: Sequence[NameDifference]) -> tuple[int, int, int]:
         """Return the number of contexts in A, in B, and of those that were compared."""
-        entries = {id(each.entry_a): each.entry_a for each in found}
-        groups = *([each] for each in self._codes), [self._codes[0][e] for e in entries.values()]
+        entries = {id(each.entry_a): each.entry_a for each in found}.values()
+        groups = *([each] for each in self._codes), [self._codes[0][each] for each in entries]
         counts = []
         for group in groups:
             seen = np.zeros(self._count, np.bool_)
@@ -217,13 +218,15 @@ def _of_logprobs(a: NDArray[Any], b: NDArray[Any], _: bool) -> Floats:
 
 
 def _of_numbers(a: NDArray[Any], b: NDArray[Any], _: bool) -> Floats:
-    x, y = a.reshape(-1), b.reshape(-1)
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        found: NDArray[Any] = np.subtract(y, x, dtype=np.result_type(x, y, np.float32))
-        np.abs(found, out=found)
-        found /= np.maximum(np.abs(x), np.abs(y))
-        if np.isnan(found.sum()):  # zeros and infinities
-            found[x == y] = 0.0
+    found: NDArray[Any] = np.empty(a.size, np.result_type(a, b, np.float32))
+    for begin in range(0, a.size, _BLOCK):
+        x, y = (each.reshape(-1)[begin : begin + _BLOCK] for each in (a, b))
+        out = found[begin : begin + _BLOCK]
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            np.abs(np.subtract(y, x, out=out), out=out)
+            out /= np.maximum(np.abs(x), np.abs(y))
+        if np.isnan(out.sum()):  # zeros and infinities
+            out[x == y] = 0.0
     return found
 
 

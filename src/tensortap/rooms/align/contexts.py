@@ -124,8 +124,7 @@ def read_tokens(source: Any) -> TokenRun:
     joined = {name: _joined(name, named.pop(name), shared) for name in list(named)}
     begins = np.empty(len(table.identity), np.int64)
     for entry in entries:
-        kept = np.flatnonzero(entry >= 0)
-        begins[entry[kept]] = kept
+        begins[entry[entry >= 0]] = np.flatnonzero(entry >= 0)
     return TokenRun(path, reader, table, joined, unknown, batches, begins)
 
 

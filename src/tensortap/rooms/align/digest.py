@@ -39,7 +39,6 @@ _LARGEST = 64 << 20  # bytes of a file
 _THREADS = 4
 _DEPTH = 50  # of nested containers
 
-
 Digits = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{40})?$")]
 Length = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tensortap.rooms.align.picture import alignment_figure
-from tensortap.rooms.align.result import Alignment, NameDifference, WorstToken, finding_lines
+from tensortap.rooms.align.result import Alignment, WorstToken, finding_lines
 from tensortap.rooms.report.html_file import (
     HtmlReport,
     escape,
@@ -37,13 +37,18 @@ def _parts(found: Alignment, made: HtmlReport) -> Iterator[str]:
     yield section("Findings", lines)
     figure = made.figure(alignment_figure(found), "layers by tokens, colored by difference")
     note = "One column per token, sequence by sequence; one row per layer, in order of execution."
+    figure = f'<div class="scroll"><div style="min-width:640px">{figure}</div></div>'
     yield section("Tokens by layers", figure, note)
     if found.worst:
         heads = ["token", "place", "A", "B", "context"]
         table = html_table(map(_worst, found.worst), heads, numbers=[0, 1, 2, 3])
         yield section("Tokens that are farthest apart", table)
     heads = ["name", "kind", "rows", "mean", "largest", "verdict"]
-    table = html_table(map(_row, found.names[:_NAMES]), heads, numbers=[2, 3, 4])
+    rows = [
+        (e.name, e.kind, f"{e.rows:,}", f"{e.mean:.3g}", f"{e.largest:.3g}", e.verdict)
+        for e in found.names[:_NAMES]
+    ]
+    table = html_table(rows, heads, numbers=[2, 3, 4])
     yield section("Names", table, f"The first {_NAMES}." if len(found.names) > _NAMES else "")
     yield "</main>"
 
@@ -51,10 +56,3 @@ def _parts(found: Alignment, made: HtmlReport) -> Iterator[str]:
 def _worst(each: WorstToken) -> tuple[object, ...]:
     context = each.text or " ".join(map(str, each.context))
     return each.token, each.place, f"{each.a:.5g}", f"{each.b:.5g}", context
-
-
-def _row(each: NameDifference) -> tuple[object, ...]:
-    return (
-        each.name, each.kind, f"{each.rows:,}", f"{each.mean:.3g}", f"{each.largest:.3g}",
-        each.verdict,
-    )  # fmt: skip

@@ -17,10 +17,7 @@ from tensortap.rooms.align.rows import concatenated, rows_and_length
 FUSED: dict[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "qkv": ("q_proj", "k_proj", "v_proj"),
-    "Wqkv": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
-    "kv_proj": ("k_proj", "v_proj"),
-    "in_proj": ("q_proj", "k_proj", "v_proj"),
 }
 """The usual names of fused modules, and of their parts in order."""
 
@@ -175,7 +172,8 @@ class _Matcher:
     def pairs(self) -> list[Pair]:
         for name in list(self.left[0]):
             if (other := self.spelled(name)) in self.left[1]:
-                if _fit(self.rows[0][name], self.rows[1][other]):
+                shape = self.rows[1][other].shape  # perhaps transposed
+                if self.rows[0][name].shape in (shape, shape[::-1]):
                     self.take((name,), (other,))
         for side in (1, 0):
             for name in list(self.left[side]):
@@ -258,8 +256,3 @@ class _Matcher:
                 if are_equal([row], [table[each] for each in chosen]):
                     return tuple(chosen)
         return ()
-
-
-def _fit(a: DigestRow, b: DigestRow) -> bool:
-    """Return whether two tensors have the same shape, perhaps transposed."""
-    return a.shape == b.shape or (len(a.shape) == 2 and a.shape == b.shape[::-1])

@@ -46,7 +46,7 @@ def alignment_figure(found: Alignment) -> Figure:
         size = np.nan_to_num(np.abs(each.difference), nan=np.inf)
         np.maximum.at(cells[row // tall], column, size)
     firsts = entries[::wide]
-    begins = np.flatnonzero(np.diff(table.first[firsts]) != 0) + 0.5
+    begins = np.flatnonzero(np.diff(table.place[firsts]) <= 0) + 0.5
     rows = labels([each.name for each in shown[::tall]])
     words = [f"token {table.token[e]} at {table.place[e]}" for e in firsts.tolist()]
     title = f"{found.verdict}: {found.matched:,} tokens"

@@ -20,9 +20,10 @@ def aligned(request: PageRequest) -> dict[str, Any]:
         raise TensortapError("name the run to align with: other=")
     found = align(*(e.path if isinstance(e, RunEntry) else e.reader() for e in entries))
     figure = themed(alignment_figure(found), request.theme)
-    answer = {"verdict": found.verdict, "agree": bool(found), "figure": figure}
-    answer["lines"] = list(finding_lines(found))
-    return {**answer, "matched": found.matched, "tokens": [found.tokens_a, found.tokens_b]}
+    return {
+        "verdict": found.verdict, "figure": figure, "lines": list(finding_lines(found)),
+        "matched": found.matched, "tokens": [found.tokens_a, found.tokens_b],
+    }  # fmt: skip
 
 
 ROUTES = (PageRoute("align", aligned),)

@@ -29,7 +29,7 @@ class _Batch(NamedTuple):
     queues: object
     names: tuple[str, ...]
     step: int | None
-    marks: tuple[_Mark | None, ...]
+    marks: tuple[_Mark, ...]
     tags: dict[str, str]
 
 
@@ -40,9 +40,9 @@ class _Mark(NamedTuple):
     version: object
 
     @classmethod
-    def of(cls, given: Any) -> _Mark | None:
+    def of(cls, given: Any) -> _Mark:
         if given is None:
-            return None
+            return cls(type(None), None)
         try:
             version = given._version
         except AttributeError:
@@ -52,9 +52,8 @@ class _Mark(NamedTuple):
             return cls(type(None), arrays.digest_of(given) if on_host else object())
         return cls(weakref.ref(given), version)
 
-    def is_same(self, other: _Mark | None) -> bool:
-        same = other is not None and self.version == other.version
-        return same and other is not None and self.reference() is other.reference()
+    def is_same(self, other: _Mark) -> bool:
+        return self.version == other.version and self.reference() is other.reference()
 
 
 _known: list[_Batch] = []  # the batches that were recorded last
@@ -64,11 +63,8 @@ def _find(batch: _Batch) -> dict[str, str] | None:
     """Return the tags of a known batch that is the same."""
     for other in reversed(_known):
         is_here = other.counters is batch.counters  # equal if empty
-        pairs = zip(other.marks, batch.marks, strict=True)
-        if (
-            is_here and other[1:4] == batch[1:4]
-            and all(a is b if a is None else a.is_same(b) for a, b in pairs)
-        ):  # fmt: skip
+        same = is_here and other[1:4] == batch[1:4]
+        if same and all(map(_Mark.is_same, other.marks, batch.marks)):
             tags: dict[str, str] = other.tags
             return tags
     return None

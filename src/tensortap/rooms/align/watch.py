@@ -101,7 +101,8 @@ class DigestWatch:
                 self._wrong.discard(pair)
             elif pair not in self._wrong:
                 self._wrong.add(pair)
-                text = f"version {held.version} has not arrived in {held.source}: {report.summary}"
+                text = f"version {held.version} has not arrived in {held.source}: {report.line} "
+                text += f"with {report.a}, such as {report.wrong[0]}"
                 alerts.append(Alert("weights", name, Kind.VALUE, held.version or 0, 0, "", text))
         return alerts
 

@@ -77,14 +77,6 @@ class WeightsReport:
         wrong = [f"{states[each]:,} {words}" for each, words in _WORDS.items() if states[each]]
         return ", ".join([fine, *wrong])
 
-    @property
-    def summary(self) -> str:
-        """Return the verdict, and the first of what is wrong."""
-        shown = [str(each) for each in self.wrong[:5]]
-        more = len(self.wrong) - len(shown)
-        shown += [f"{more:,} more"] * (more > 0)
-        return f"{self.line} with {self.a}: {'; '.join(shown)}"
-
     def __repr__(self) -> str:
         lines = [f"<{self.line}>", *(f"  {each}" for each in self.wrong[:20])]
         more = len(self.wrong) - 20

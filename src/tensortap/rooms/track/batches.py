@@ -18,6 +18,7 @@ from tensortap.stats import summarize
 from tensortap.stats.columns import Memory, RecordColumns, SummaryColumns
 
 _now = time.perf_counter_ns
+_FEW = 3  # looks of which the cheapest is the usual one
 
 ObservedTensor = tuple[Observed, Any]
 """A tensor after its description."""
@@ -82,19 +83,38 @@ def memory_of(value: Any) -> Memory | None:
         return None
 
 
+def usual(known: float, found: float) -> float:
+    """Follow the median of costs from one to the next: the scheduler interrupts some of them.
+
+    >>> usual(0.0, 50.0), usual(100.0, 30.0), usual(100.0, 5000.0)
+    (50.0, 90.0, 110.0)
+    """
+    if not known:
+        return found
+    return min(found, 1.1 * known) if found > known else max(found, 0.9 * known)
+
+
 class Costs(dict[tuple[str, str], list[int]]):
     """The number of looks at a name, and their nanoseconds, by kind and name."""
 
     total = 0  # nanoseconds
 
+    def __init__(self) -> None:
+        self.usual: dict[tuple[str, str], float] = {}  # nanoseconds of a look
+
     def add(self, found: Iterable[Observed], spent: Sequence[int]) -> None:
         """Count tensors, and what each has cost the training thread."""
         for observed, nanoseconds in zip(found, spent, strict=True):
-            known = self.get((observed.kind, observed.name))
+            key = observed.kind, observed.name
+            known = self.get(key)
             if known is None:
-                known = self[observed.kind, observed.name] = [0, 0]
+                known = self[key] = [0, 0]
             known[0] += 1
             known[1] += nanoseconds
+            before = self.usual.get(key, 0.0)
+            # the first look is the dearest
+            few = known[0] <= _FEW and nanoseconds < before
+            self.usual[key] = float(nanoseconds) if few else usual(before, nanoseconds)
         self.spend(sum(spent), len(spent))
 
     def spend(self, spent: int, count: int = 0) -> None:

@@ -48,6 +48,7 @@ from tensortap.stats.columns import SummaryColumns
 log = logging.getLogger("tensortap")
 
 _OWNER = "tracker.step()"
+_GATHERED = 100_000_000  # nanoseconds for which numbers about steps gather: each alone costs more
 _now = time.perf_counter_ns
 _replace = msgspec.structs.replace
 _observers: weakref.WeakSet[Observer] = weakref.WeakSet()
@@ -90,6 +91,10 @@ class Observer:
         self._current: int | None = None  # the current step, once it is known
         self._infinite: set[str] = set()  # numbers that were not finite once
         self._pending: collections.deque[PendingRecord] = collections.deque()
+        # not yet records: name, value, step, seq, time in nanoseconds
+        self._numbers: collections.deque[tuple[str, float, int, int, int]] = collections.deque()
+        self._advancing = False
+        self._reported = 0  # how many names of `unseen` and `remarks` were looked at
         values = self._whole is not None or options.stash is not None
         self.sent = TrackedRecords(options.to)
         self._maker = ColumnMaker(self._record_of)
@@ -119,8 +124,7 @@ class Observer:
             first = self.sent.run.next_step if self.sent.run is not None else 0
         self._own_step = first
         pipeline.clock.begin(first)
-        if self.batch is not None:
-            pipeline.settlers.append(self.batch.hand_over)
+        pipeline.settlers.append(self._settle)
         self.plan.restart(self.options.every, first)
         self.active = True
         self._begin_step()
@@ -153,8 +157,8 @@ class Observer:
         if clock.owner not in (None, _OWNER) and (clock.step or 0) > self.step_number + 1:
             self.unseen[_OWNER] = f"call it at the end of each step, also beside {clock.owner}"
         self.report_unseen()
-        if self.batch is not None and self.batch.hand_over in pipeline.settlers:
-            pipeline.settlers.remove(self.batch.hand_over)
+        if self._settle in pipeline.settlers:
+            pipeline.settlers.remove(self._settle)
         clock.release(_OWNER)
         self.sent.end(self._own_step)
 
@@ -223,7 +227,23 @@ class Observer:
 
     def _hand_over(self) -> None:
         """Send what was observed so far, before anything that comes later gets its `seq`."""
+        while self._numbers:
+            name, value, step, seq, now = self._numbers.popleft()
+            rank, world_size = ranks.rank_and_world_size()
+            self._put(
+                Record(
+                    self.prefix + name, Kind.METRIC, step, 0, seq, rank, world_size, now,
+                    "builtins.float", value=value,
+                ), 0,
+            )  # fmt: skip
         if self.batch is not None:
+            self.batch.hand_over()
+
+    def _settle(self) -> None:
+        """Send what was observed of this step; numbers may gather until the next steps."""
+        if not self._advancing:
+            self._hand_over()
+        elif self.batch is not None:
             self.batch.hand_over()
 
     def add(
@@ -328,18 +348,16 @@ class Observer:
 
     def metric(self, name: str, value: float, step: int | None = None) -> None:
         """Record a number about the current step, or about another one."""
-        self._hand_over()
-        rank, world_size = ranks.rank_and_world_size()
+        if self.batch is not None:
+            self.batch.hand_over()  # before the `seq` of the number
         step = self.step_number if step is None else step
         if self.plan.budget is not None and not math.isfinite(value) and name not in self._infinite:
             self._infinite.add(name)
             self.plan.budget.lift("", step)
-        self._put(
-            Record(
-                self.prefix + name, Kind.METRIC, step, 0, pipeline.next_seq(), rank, world_size,
-                time.time_ns(), "builtins.float", value=value,
-            ), 0,
-        )  # fmt: skip
+        now = time.time_ns()
+        self._numbers.append((name, value, step, pipeline.next_seq(), now))
+        if self.alerting.looks or now - self._numbers[0][-1] > _GATHERED:
+            self._hand_over()
 
     def _put(self, record: Record, nbytes: int) -> None:
         self.sent.send(record, nbytes)
@@ -357,19 +375,27 @@ class Observer:
 
     def advance(self) -> None:
         """End the step; what is observed from now on belongs to the next one."""
-        self.settle(wait=False)
-        self.report_unseen()
-        step = self.step_number
+        if self._pending:
+            self.settle(wait=False)
+        if self._reported != (names := len(self.unseen) + len(self.remarks)):
+            self._reported = names
+            self.report_unseen()
+        step, clock = self.step_number, pipeline.clock
         # of two trackers that advance in turn, neither sets the clock back
-        pipeline.advance(_OWNER, max(step + 1, pipeline.clock.step or 0))
+        self._advancing = True
+        try:
+            pipeline.advance(_OWNER, max(step + 1, clock.step or 0))
+        finally:
+            self._advancing = False
         self._own_step = step + 1
         # fixed now: when it is first needed, another tracker may have advanced the clock
-        self._current = self._own_step if pipeline.clock.owner == _OWNER else None
+        self._current = self._own_step if clock.owner == _OWNER else None
         if self._switched is not None:
             self.plan.restart(self._switched, self._own_step)
             self._switched = None
         self._begin_step()
-        self.alerting.end_step(self.skipped)
+        if self.alerting.looks:
+            self.alerting.end_step(self.skipped)
 
     def _begin_step(self) -> None:
         """Work out what this step looks at."""

@@ -51,8 +51,15 @@ class LookPlan:
         return not self._changes and self.budget is None
 
     @property
+    def skips(self) -> bool:
+        """Return whether a budget has chosen nothing for this step."""
+        return self.budget is not None and not self.on and not self._changes
+
+    @property
     def idle(self) -> bool:
         """Return whether no step will look at anything."""
+        if not self._changes:
+            return not self.base.every
         return not any(setting.every for setting in self._all_settings())
 
     def _all_settings(self) -> list[Setting]:
@@ -70,6 +77,13 @@ class LookPlan:
 
     def begin_step(self, step: int) -> None:
         self._step = step
+        if not self._changes:
+            base, budget = self.base, self.budget
+            self.on = base.every > 0 and (
+                base.selects(step) if budget is None else budget.begin_step(step)
+            )
+            self.tensors = False
+            return
         if any(change.last is not None and change.last <= step for change in self._changes):
             self._changes = [c for c in self._changes if c.last is None or c.last > step]
             self.changed = True

@@ -63,12 +63,13 @@ class Tracker:
     def _follow(self) -> None:
         """Have hooks where the plan looks; those that are compiled into graphs stay."""
         plan, hooks = self._observer.plan, self._hooks
-        stays = not plan.is_plain and getattr(hooks, "in_graphs", False)
-        wanted = not plan.idle or stays
+        wanted, is_plain = not plan.idle, plan.is_plain
+        if not wanted and not is_plain:
+            wanted = getattr(hooks, "in_graphs", False)
         if wanted is not self._attached:
             self._attached = wanted
             hooks.attach() if wanted else hooks.detach()
-        if wanted and hasattr(hooks, "select") and (plan.changed or not plan.is_plain):
+        if wanted and (plan.changed or not is_plain) and hasattr(hooks, "select"):
             plan.changed = False
             hooks.select(self._observer.takes_values)
 
@@ -104,7 +105,8 @@ class Tracker:
         start, budget = time.perf_counter_ns(), observer.plan.budget
         looks = observer.costs.total
         named = {name: metrics.pop(name) for name in _STATES if name in metrics}
-        self.log(metrics)
+        if metrics:
+            self._log(metrics)
         try:
             if self._attached:
                 self._hooks.end_step(*states, **named)
@@ -142,6 +144,9 @@ class Tracker:
 
         ``tracker.log({"accuracy": 0.9}, step=40)`` serves numbers that are known only later.
         """
+        self._log(metrics, step)
+
+    def _log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         if pipeline.enabled and self._observer.active:
             for name, value in metrics.items():
                 try:

@@ -48,6 +48,11 @@ class TrackedAlerts:
             self._monitor = AlertMonitor(options.alerts, on_alert=options.on_alert)
 
     @property
+    def looks(self) -> bool:
+        """Return whether any rules look at records."""
+        return self._monitor is not None
+
+    @property
     def rules(self) -> Sequence[Rule]:
         """The rules that look at records and steps."""
         return self._monitor.rules if self._monitor is not None else ()

@@ -177,6 +177,16 @@ static void times_x(uint32_t d[RING])
     d[0] = top * modulus[0];
 }
 
+#define INVERSE 0xE8B2F51U /* times modulus[0] is 1 */
+
+static void over_x(uint32_t d[RING])
+{
+    uint32_t top = d[0] * INVERSE;
+    for (int i = 1; i < RING; i++)
+        d[i - 1] = d[i] - top * modulus[i];
+    d[RING - 1] = top;
+}
+
 static void multiply(uint32_t a[RING], const uint32_t b[RING])
 {
     uint32_t product[RING] = {0};
@@ -267,12 +277,13 @@ void digest_rows(const Elements *elements, const ptrdiff_t *whole, const ptrdiff
             after *= (uint64_t)whole[i];
         }
         uint32_t found[FORMS][RING] = {{0}};
-        for (size_t i = rows; i-- > 0;) { /* by Horner's rule */
+        /* By Horner's rule with 1 / x: processors fetch rows ahead of time only in this order. */
+        for (size_t i = 0; i < rows; i++) {
             State states[FORMS];
             uint16_t narrow;
             row.array.data = data + (ptrdiff_t)i * stride;
             for (int form = 0; form < forms; form++) {
-                times_x(found[form]);
+                over_x(found[form]);
                 states[form] = (State){.seed = seeds[form], .sums = found[form],
                                        .matrices = matrices[form], .known = KNOWN};
             }
@@ -289,7 +300,7 @@ void digest_rows(const Elements *elements, const ptrdiff_t *whole, const ptrdiff
             }
         }
         for (int form = 0; form < forms; form++) {
-            times_power_of_x(found[form], at);
+            times_power_of_x(found[form], at + rows - 1);
             for (int i = 0; i < RING; i++)
                 sums[form][i] += found[form][i];
         }

@@ -49,7 +49,9 @@ export const tab = {
 async function showFound({ verdict, matched, tokens, lines, figure }) {
   const [a, b] = tokens.map(count);
   fill(told, h("h3", {}, verdict), dim(`${count(matched)} contexts are in both, of ${a} and ${b}`),
-    lines.map((line) => h("p", {}, line)));
+    lines.map((line) => h("div", {}, line)));
   card.hidden = false;
-  await draw(plot, figure, { height: figure.layout.height });
+  // names of layers would fill a narrow screen; a tap on a cell shows its name
+  const yaxis = { ...figure.layout.yaxis, showticklabels: plot.clientWidth > 600 };
+  await draw(plot, figure, { height: figure.layout.height, layout: { yaxis } });
 }

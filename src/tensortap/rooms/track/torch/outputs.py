@@ -219,6 +219,11 @@ class OutputHooks:
         self._gradients.end_step()
         self._uncalled.clear()
 
+    @property
+    def is_hooked(self) -> bool:
+        """Return whether any hook may have seen something."""
+        return bool(self._hooked or self._collectives.waiting)
+
     def uncalled_names(self) -> set[str]:
         """Return the names of modules with weights that have not been called yet."""
         return set(self._uncalled)

@@ -72,8 +72,10 @@ class ModelHooks:
             root, self._parameters.optimizers, self._parameters.named, self._outputs.uncalled_names
         )
         self._listening = [each.hooks(tracked) for each in observer.listeners]
+        self._idle = False  # whether hooks are those of a step that looks at nothing
 
     def attach(self) -> None:
+        self._idle = False
         self._outputs.attach()
         self._parameters.attach()
         for hooks in self._listening:
@@ -99,6 +101,10 @@ class ModelHooks:
     def select(self, whole: Callable[[Kind, str], bool]) -> None:
         """Hook what this step looks at, and no more."""
         plan = self._observer.plan
+        idle = plan.skips
+        if idle and self._idle:
+            return  # as in the step before
+        self._idle = idle
         chosen = [plan.chosen(kind) for kind in (Kind.ACTIVATION, Kind.GRADIENT)]
         names = None if None in chosen else [name for each in chosen for name in each or ()]
         self._outputs.select(whole, names)
@@ -119,10 +125,11 @@ class ModelHooks:
             self._observer.fault("training step", error)
 
     def end_step(self) -> None:
-        self._observer.costs.total += self._outputs.calls_in_graphs * _IN_GRAPH
-        self._outputs.calls_in_graphs = 0
         try:
-            self._outputs.end_step(self._parameters.is_trained)
+            if self._outputs.is_hooked:
+                self._observer.costs.total += self._outputs.calls_in_graphs * _IN_GRAPH
+                self._outputs.calls_in_graphs = 0
+                self._outputs.end_step(self._parameters.is_trained)
         finally:
             self._parameters.end_step()
         for hooks in self._listening:
@@ -181,13 +188,15 @@ class ParameterHooks:
         complete = True
         missed = functools.partial(self.observer.unseen.__setitem__, "optimizer")
         for optimizer, number, wraps in self.optimizers:
-            look = functools.partial(self._guarded, self._on_optimizer_step, number)
             try:
                 if not wraps:  # the step of a wrapper calls this one
-                    before, after = (functools.partial(look, after) for after in (False, True))
+                    before, after = (
+                        functools.partial(self._around_step, number, after)
+                        for after in (False, True)
+                    )
                     self._undo += hook_step(optimizer, before, after, missed)
                 if not wraps or zeroes_itself(optimizer):
-                    look = functools.partial(self._guarded, self._on_zero_grad, number)
+                    look = functools.partial(self._before_zero_grad, number)
                     self._undo.append(before_zero_grad(optimizer, look, missed))
             except Exception as error:
                 complete = complete and wraps
@@ -206,7 +215,8 @@ class ParameterHooks:
             try:
                 look(*args)
             finally:
-                self._observe_found()
+                if self._found:
+                    self._observe_found()
         except Exception as error:
             self.observer.fault("optimizer", error)
         costs.spend(_now() - start - (costs.total - before))
@@ -273,21 +283,29 @@ class ParameterHooks:
 
     # -- gradients -----------------------------------------------------------------------
 
+    def _around_step(self, number: int, after: bool, optimizer: Any, *call: Any) -> None:
+        observer, budget = self.observer, self.observer.plan.budget
+        if not after:
+            # a GradScaler skips the step, or sets this for optimizers that skip it themselves
+            self._found_inf.append(getattr(optimizer, "__dict__", {}).get("found_inf"))
+        if observer.on or (budget is not None and budget.checks):
+            self._guarded(self._on_optimizer_step, number, after, optimizer, *call)
+
+    def _before_zero_grad(self, number: int, optimizer: Any) -> None:
+        if self.observer.on and not self._stepping:
+            # within a step, a closure zeroes the gradients to compute them anew
+            self._guarded(self._on_zero_grad, number, optimizer)
+
     def _on_optimizer_step(
         self, number: int, after: bool, optimizer: Any, args: Any, kwargs: Any
     ) -> None:
         """Observe the gradients when all of them are computed and none is used up."""
-        if not after:
-            # a GradScaler skips the step, or sets this for optimizers that skip it themselves
-            self._found_inf.append(getattr(optimizer, "found_inf", None))
-            if len(self._found_inf) == 20 * len(self.optimizers) and not self._ended:
-                log.warning(
-                    "tensortap: 20 steps of the optimizer are recorded as one step: "
-                    "call tracker.step() after each optimizer.step()"
-                )
+        if not after and len(self._found_inf) == 20 * len(self.optimizers) and not self._ended:
+            log.warning(
+                "tensortap: 20 steps of the optimizer are recorded as one step: "
+                "call tracker.step() after each optimizer.step()"
+            )
         budget = self.observer.plan.budget
-        if not self.observer.capturing and budget is None:
-            return
         self._stepping = not after
         # a closure computes the gradients within the step: before it they are the last step's
         closure = any(callable(argument) for argument in (*args[1:], *kwargs.values()))
@@ -321,8 +339,8 @@ class ParameterHooks:
 
     def _on_zero_grad(self, number: int, optimizer: Any) -> None:
         """Observe gradients that no optimizer has used, as when a step is skipped."""
-        if not self.observer.capturing or self._stepping:
-            return  # within a step, a closure zeroes the gradients to compute them anew
+        if not self.observer.capturing:
+            return
         for index, parameter in enumerate(parameters_of(optimizer)):
             name = self._name_of(parameter, number, index)
             if parameter.grad is not None and self._gradients.is_new(name, parameter.grad):
@@ -386,7 +404,8 @@ class ParameterHooks:
                 self._observe_found()
         if self.observer.plan.budget is None:
             self._gradients.end_step(self._parameters)
-        self._early.clear()
+        if self._early:
+            self._early.clear()
 
     def begin_step(self) -> None:
         """Note, in a budget, the gradients that this step is to look at, as they are now."""
