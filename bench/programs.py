@@ -14,10 +14,10 @@ from bench.harness import Row, in_turns
 
 FOLDER = pathlib.Path(__file__).parents[1] / "tests" / "health" / "collection" / "healthy"
 PROGRAMS = (
-    "tuned/accumulation_with_division", "tuned/dqn_with_target_network", "tuned/lora_with_peft",
+    "tuned/k_fold_cross_validation", "tuned/dqn_with_target_network", "tuned/lora_with_peft",
     "tuned/small_diffusion", "tuned/trainer_gpt2", "held/accelerate_plain_loop",
     "held/compiled_mlp", "held/lightning_classifier_with_validation",
-    "held/tied_gpt_cosine_schedule",
+    "held/soft_actor_critic",
 )  # fmt: skip
 LONG = """
 import torch

@@ -145,6 +145,19 @@ def test_inputs_that_are_not_normalized():
     assert trained((x.sigmoid() for x in noise()), hints=True) == set()
 
 
+@pytest.mark.parametrize("how", ["in place", "first differs", "heavy tails", "moves once"])
+def test_inputs_that_drift(how):
+    scales = {
+        "in place": (1.4 ** (n // 10) for n in itertools.count()),
+        "first differs": itertools.chain([0.1], itertools.repeat(1.0)),
+        "heavy tails": (3.0 ** (n // 10 * 7 % 5 - 2) for n in itertools.count()),
+        "moves once": (1.0 if n < 25 else 2.5 for n in itertools.count()),
+    }[how]
+    inputs = (scale * x for scale, x in zip(scales, noise(), strict=False))
+    found = trained(inputs, hints=True, steps=95)
+    assert ("input_drift" in found) == (how == "in place")
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_inputs_that_are_not_finite_have_no_scale(bad):
     def evaluate(net):

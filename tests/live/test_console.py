@@ -61,6 +61,7 @@ def test_top_filters_scrolls_and_ends(server, run):
         from tensortap.alerts import rules
         for i in range(500):
             tap.catch(np.ones(3), f"layer{i:03}")
+        tap.catch(np.array([1, np.nan]), "layer250")
         tap.catch(1.5, "loss"); tap.catch("nan inf", rules.ACTIVE_RULES)
         assert tap.flush(60)
     """).end()
@@ -71,14 +72,14 @@ def test_top_filters_scrolls_and_ends(server, run):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.execve(sys.executable, [sys.executable, "-m", "tensortap", "top"], env)
     try:
-        whole = _read_until(terminal, r"(?s)loss.*layer000.*… (\d+) more.*pid \d+")
+        whole = _read_until(terminal, r"(?s)layer250.*loss.*layer000.*… (\d+) more.*pid \d+")
         assert int(whole[1]) == 501 - 22
         assert "tensortap.rules" not in whole.string
         os.write(terminal, b"\x1b[6~\x1b[B")
-        _read_until(terminal, r"(?s)layer020.*layer041")
+        _read_until(terminal, r"(?s)layer019.*layer040")
         os.write(terminal, b"/YER49")
         found = _read_until(terminal, r"(?s)/YER49.*layer490.*layer499.*pid")
-        assert "layer041" not in found[0]
+        assert "layer040" not in found[0]
         os.write(terminal, b"\rq")
         assert os.waitpid(pid, 0)[1] == 0
     finally:

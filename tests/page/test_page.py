@@ -643,3 +643,17 @@ def test_follows_a_training_until_the_server_stops(chromium, tmp_path):
         for each in (one, two):
             each.page.goto("about:blank")  # it goes on trying to connect
             each.errors.clear()  # the browser logs that it cannot
+
+
+def test_a_figure_fits_a_window_that_was_resized_behind_another_tab(chromium, page):
+    with Tab(chromium, page) as tab:
+        tab.open("exponents")
+        tab.page.wait_for_selector("#panel-exponents .js-plotly-plot")
+        tab.open("compare")
+        assert tab.page.locator("#tabpanel-compare > .tools").is_hidden()  # it has one view
+        tab.page.set_viewport_size({"width": 800, "height": 600})
+        tab.open("exponents")
+        tab.page.wait_for_function("""() => {
+            const plot = document.querySelector("#panel-exponents .js-plotly-plot");
+            return Math.abs(plot._fullLayout.width - plot.clientWidth) < 2;
+        }""")

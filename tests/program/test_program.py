@@ -81,7 +81,7 @@ def test_two_models_of_one_program(tmp_path, program):
         from torch import nn
 
         torch.manual_seed(0)
-        maker, judge = nn.Linear(2, 2), nn.Linear(2, 1)
+        maker, judge = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 1))
         optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (maker, judge)]
         for _ in range(3):
             for optimizer, sign in zip(optimizers, (1, -1)):
@@ -89,9 +89,10 @@ def test_two_models_of_one_program(tmp_path, program):
                 (sign * judge(maker(torch.randn(4, 2))).mean()).backward()
                 optimizer.step()
     """
-    code, _, _, made = run(tmp_path, program(text))
+    code, _, err, made = run(tmp_path, program(text))
     assert code == 0
-    assert {"weight", "judge.weight"} <= set(made.names())
+    assert err.startswith("tensortap: tracks Linear, Sequential in every step")
+    assert {"weight", "judge.0.weight"} <= set(made.names())
     assert len(made.metrics()["judge.loss"].dropna()) == 3
 
 

@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import select
+import signal
 import struct
 import termios
 import textwrap
@@ -14,6 +15,7 @@ import pyte
 import pytest
 
 from tests.fixtures import starter  # noqa: F401
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -106,7 +108,7 @@ PROGRAMS = {
 def terminal(starter, tmp_path):  # noqa: F811
     """Return a function that runs words in a terminal and returns what it shows in the end."""
 
-    def run(*words, rows=12, on_line=None, term="xterm-256color", streams=()):
+    def run(*words, rows=12, on_line=None, then=None, term="xterm-256color", streams=()):
         ours, theirs = os.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", rows, COLUMNS, 0, 0))
         screen = pyte.HistoryScreen(COLUMNS, rows, history=10_000, ratio=1)
@@ -129,6 +131,9 @@ def terminal(starter, tmp_path):  # noqa: F811
                 if on_line is not None:
                     on_line(ours)
                     on_line = None
+            if then is not None and on_line is None and screen.margins is None:
+                then()
+                then = None
         os.close(ours)
         screen.code = started.wait(60)
         gone = ("".join(line[x].data for x in range(60)) for line in screen.history.top)
@@ -181,6 +186,37 @@ def test_ctrl_c_gives_the_row_back(terminal, program):
     assert "tensortap view" in shown.text
     assert not re.search(r"\d steps/s", shown.text)  # a traceback may show the line that prints it
     assert "runpy" not in shown.text
+
+
+def test_a_program_that_is_killed_gives_the_row_back(terminal, program, tmp_path):
+    """Also while a process that it has forked lives on."""
+    alive = tmp_path / "alive"
+    with program.open("a") as file:
+        file.write(
+            textwrap.dedent("""
+            forked = False
+            open("alive", "w").write(str(os.getpid()))
+            while True:
+                step()
+                if not forked and os.path.exists("fork"):
+                    forked = True
+                    if os.fork() == 0:
+                        while os.path.exists("alive"):
+                            time.sleep(0.02)
+                        os._exit(0)
+                    os.rename("fork", "forked")
+        """)
+        )
+
+    def kill(_):
+        (tmp_path / "fork").touch()
+        wait_for((tmp_path / "forked").exists)
+        os.kill(int(alive.read_text()), signal.SIGKILL)
+
+    shown = terminal("tensortap", "run", program, on_line=kill, then=alive.unlink)
+    assert (shown.margins, shown.code) == (None, 256 - signal.SIGKILL)
+    assert shown.lines_of_progress
+    assert "steps/s" not in shown.text
 
 
 def test_the_terminal_is_resized(terminal, program):

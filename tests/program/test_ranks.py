@@ -123,3 +123,22 @@ def test_norms_of_sharded_gradients(tmp_path, mode, says):
     for rank in (0, 1):
         numbers = whole[whole["rank"] == rank]["model.grad_norm"]
         np.testing.assert_allclose(numbers, printed, rtol=1e-5)
+
+
+def test_one_rank_prints_the_verdict_on_all(tmp_path):
+    (tmp_path / "train.py").write_text(PROGRAM)
+    words = [sys.executable, "-m", "tensortap", "run", "--every", "1", "train.py", "local"]
+    ranks = [
+        subprocess.Popen(
+            words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            env=os.environ | {
+                "OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": "2",
+                "TENSORTAP_JOB": "ranks", "MASTER_ADDR": "x", "MASTER_PORT": "1",
+            },
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    first, second = (rank.communicate(timeout=600)[1] for rank in ranks)
+    assert "rules" in first
+    assert "tensortap view" in first
+    assert "tensortap" not in second

@@ -27,6 +27,7 @@ const CONFIG = {
  * until plotly has started.
  */
 export async function draw(element, figure, options = {}) {
+  sizes.observe(element);
   if (figure.layout?.meta?.empty) {
     clear(element);
     return fill(element, empty(figure.layout.annotations?.[0]?.text ?? "Nothing here"));
@@ -45,6 +46,14 @@ export async function draw(element, figure, options = {}) {
   // plotly may never finish a figure that is hidden while it is drawn
   await Promise.race([drawing, new Promise((resolve) => setTimeout(resolve, 2000))]);
 }
+
+// plotly follows the window only, and gets the size of a hidden tab wrong
+const sizes = new ResizeObserver((entries) => {
+  for (const { target, contentRect: { width } } of entries) {
+    const drawn = target._fullLayout?.width ?? width;
+    if (width && Math.abs(drawn - width) > 1) plotly().Plots.resize(target);
+  }
+});
 
 /** Removes the figure and its listeners from an element. */
 export function clear(element) {

@@ -73,6 +73,7 @@ function drawControls() {
     if (isCurrent) strip.scrollIntoView({ block: "nearest", inline: "nearest" });
     $(`tabpanel-${tab.id}`).hidden = !isCurrent;
     tab.choice?.choose(currentView().id);
+    if (tab.choice) tab.choice.parentElement.hidden = views.length < 2;
     for (const view of tab.views) {
       panelOf(view).hidden = !shown.includes(view);
       tab.choice?.show(view.id, views.includes(view));

@@ -6,6 +6,7 @@ export const model = {
   run: null,
   entries: [],
   error: "",
+  problems: new Map(), // id of a run that was opened → how many alerts it has
 };
 
 export async function loadRun(id) {

@@ -36,6 +36,8 @@ export async function drawTraining(others) {
   await others;
   // lists, because plotly cannot add points to arrays that came as bytes
   for (const line of figure.data) for (const axis of "xy") line[axis] = decodeArray(line[axis]);
+  // else the legend takes two lines, and covers the curves
+  for (const line of innerWidth < 640 ? figure.data : []) line.name = line.name?.replace(/ \(mean .*/, "");
   await draw($("training"), figure, {
     height: 104, step: now.step, keep: key, config: { displayModeBar: false },
     layout: { margin: { l: 52, r: figure.data.length > 1 ? 52 : 16, t: 20, b: 20 } },

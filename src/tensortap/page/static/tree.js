@@ -45,12 +45,13 @@ function sortedEntries() {
 }
 
 /** Age, duration, last loss and alerts of a run, in few words. */
-function briefLine({ started, seconds: time, brief }) {
+function briefLine({ id, started, seconds: time, brief }) {
+  const alerts = model.problems.get(id) ?? brief?.alerts;
   const [metric] = brief?.loss ?? [], last = Number(metric?.value).toPrecision(3);
   return dim([
     started && age(started), time > 0 && seconds(time),
     metric && `${metric.name} ${typeof metric.value === "number" ? number(Number(last)) : metric.value}`,
-    brief?.alerts > 0 && plural(brief.alerts, "alert"),
+    alerts > 0 && plural(alerts, "alert"),
   ].filter(Boolean).join(" · "));
 }
 

@@ -294,14 +294,23 @@ def not_normalized(
 
 @rule_of_steps(HINT, "training")
 def input_drift(facts: StepFacts, state: State, factor: float = 2.0, patience: int = 2) -> Found:
-    """Give a hint if inputs of training grow or shrink by `factor`, as data changed in place do."""
-    for each in _first_training(facts):
-        now = each.input_rms
-        first = state.setdefault("first", now) if now else None
-        if now and first and in_a_row(state, not 1 / factor < now / first < factor) >= patience:
+    """Give a hint if inputs of training grow or shrink by `factor`, as data changed in place do.
+
+    In each third of the training, all of them are larger than in the third before, or all smaller:
+    other batches, a first one that differs, and another data set do not do that.
+    """
+    seen: list[float] = state.setdefault("seen", [])
+    seen += [each.input_rms for each in _first_training(facts) if each.input_rms]
+    if len(seen) > 60:
+        del seen[1::2]
+    if (third := len(seen) // 3) >= patience:
+        first, middle, last = seen[:third], seen[third:-third], seen[-third:]
+        grows = max(first) < min(middle) and max(middle) < min(last)
+        shrinks = min(first) > max(middle) and min(middle) > max(last)
+        if (grows or shrinks) and not 1 / factor < seen[-1] / seen[0] < factor:
             message = (
-                f"its inputs have changed their root mean square from {first:.3g} to {now:.3g} "
-                "during training: is the data set changed in place?"
+                f"its inputs have changed their root mean square from {seen[0]:.3g} to "
+                f"{seen[-1]:.3g} during training: is the data set changed in place?"
             )
             yield MODEL, message
 

@@ -137,7 +137,7 @@ REASONS = {  # why a rule could not look, by what it needs
     "graph": "the graph of the loss was not seen, or is compiled",
     "labels": "the loss shows no labels",
     "probe": "the model was not called a second time",
-    "run": "only `tensortap run` sees it",
+    "run": "only tensortap run sees it",
 }
 
 

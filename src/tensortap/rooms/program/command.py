@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,8 +64,9 @@ def run(
     options |= {"every": 0 if idle else every or 1, "budget": False if idle or every else chosen}
     options |= {"analyses": True} if analyses else {}
     process, path = os.getpid(), init(folder.absolute())
+    rank, world_size = rank_and_world_size()
     page = None
-    if view and rank_and_world_size()[0] == 0:
+    if view and rank == 0:
         words = "-m", "tensortap", "view", str(path)
         page = subprocess.Popen([sys.executable, *words], stdout=2)  # stdout is the program's
     try:
@@ -77,10 +79,15 @@ def run(
         if page is not None:
             page.terminate()
         try:
-            if as_json:
-                print_json({"run": str(path), "exit_code": code} | _seen(path, found))
+            if rank:  # rank 0 prints the verdict on all
+                for problem in found.problems if found else ():
+                    message(f"{path}: rank {rank}: tracking failed: {problem}")
             else:
-                _report(path, found, show_all)
+                _wait_for_ranks(path, world_size)
+                if as_json:
+                    print_json({"run": str(path), "exit_code": code} | _seen(path, found))
+                else:
+                    _report(path, found, show_all)
         except Exception as error:
             with contextlib.suppress(Exception):
                 message(f"{path}: cannot report: {error}; see tensortap check {path}")
@@ -103,6 +110,16 @@ def _kept_stdout() -> Iterator[None]:
     finally:
         os.dup2(kept, 1)
         os.close(kept)
+
+
+def _wait_for_ranks(path: Path, world_size: int, seconds: float = 5.0) -> None:
+    """Wait until the other ranks have written their records, but not for one that is gone."""
+    from tensortap.runs.layout import receipt_file
+
+    end = time.monotonic() + seconds
+    others = [receipt_file(path, rank) for rank in range(1, world_size)]
+    while not all(file.exists() for file in others) and time.monotonic() < end:
+        time.sleep(0.05)
 
 
 def _seen(path: Path, found: TrainedModels | None) -> dict[str, Any]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import select
+import socket
+import subprocess
 import sys
 import termios
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tensortap.cli.terminal import message
 from tensortap.rooms.track.budget import parse_budget
@@ -20,6 +22,10 @@ _SECONDS = 0.5  # between two updates
 _SAVE, _RESTORE = "\x1b7", "\x1b8"  # the cursor with its colors
 _MAKE_ROOM = "\x1bD\x1bM"  # a row down, which scrolls if it is the last, and a row up
 _WHOLE_SCREEN = "\x1b[r"
+# In a session of its own and no child of the program, it reads which row is taken, and gives the
+# last one back when the program is gone. 0: the program has done so.
+_GUARD = r"""exec 3<&0; { while read -r row; do last=$row; done; [ "$last" = 0 ] ||
+printf '\0337\033[r\033[%s;1H\033[m\033[K\0338' "$last" >&2; } <&3 &"""
 
 
 class Progress:
@@ -36,6 +42,11 @@ class Progress:
         self._said = False
         self._row = 0  # of the line, once it is there
         self._last = 0.0, 0  # the time and the step of the last update
+        self._guard: Any = None  # the socket to what gives the row back if the program is killed
+        self._inode = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_guard": None}  # a process that is started has its own
 
     def __call__(self, model: TrainedModel) -> None:
         tracker = model.tracker
@@ -49,7 +60,7 @@ class Progress:
             if (size := _size()) is not None:
                 _write(" " * size[0] + "\r")  # to a new row, unless the cursor begins one
             how = _described(tracker._observer.options)
-            message(f"tracks {model.title} {how} with {rules} rules{place}")
+            message(f"tracks {model.titles} {how} with {rules} rules{place}")
             self._last = now, model.steps
         elif self._line and now >= self._last[0] + _SECONDS:
             speed = abs(model.steps - self._last[1]) / (now - self._last[0])
@@ -61,7 +72,10 @@ class Progress:
 
     def _draw(self, text: str) -> None:
         if (size := _size()) is not None:
-            columns, self._row = size
+            columns, row = size
+            if row != self._row:
+                self._row = row
+                self._tell_guard(row)
             region, line = f"\x1b[1;{self._row - 1}r", f"\x1b[{self._row};1H\x1b[m\x1b[K"
             text = f"tensortap: {text}"[: columns - 1]
             _write(f"{_MAKE_ROOM}{_SAVE}{region}{line}{text}{_RESTORE}")
@@ -71,6 +85,37 @@ class Progress:
         if self._row:
             _write(f"{_SAVE}{_WHOLE_SCREEN}\x1b[{self._row};1H\x1b[m\x1b[K{_RESTORE}")
             self._row = 0
+            self._tell_guard(0)
+            self._forget_guard()
+
+    def _tell_guard(self, row: int) -> None:
+        """Have a row given back if the program is killed; 0 ends this."""
+        try:
+            if self._guard is None and row:
+                self._guard, theirs = socket.socketpair()
+                self._inode = os.fstat(self._guard.fileno()).st_ino
+                os.register_at_fork(after_in_child=self._forget_guard)
+                with theirs:
+                    subprocess.run(
+                        ["/bin/sh", "-c", _GUARD], stdin=theirs.fileno(), stdout=subprocess.DEVNULL,
+                        check=False, start_new_session=True,
+                    )  # fmt: skip
+            if self._is_ours():
+                self._guard.send(b"%d\n" % row, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError:
+            return  # there is none: a line of progress is not worth more
+
+    def _forget_guard(self) -> None:
+        guard, self._guard = self._guard if self._is_ours() else None, None
+        if guard is not None:
+            guard.close()
+
+    def _is_ours(self) -> bool:
+        """Return whether the program has left the socket open: its number may be another file's."""
+        try:
+            return os.fstat(self._guard.fileno()).st_ino == self._inode
+        except (AttributeError, OSError):
+            return False
 
 
 def _described(options: TrackOptions) -> str:

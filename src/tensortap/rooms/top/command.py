@@ -62,6 +62,7 @@ def top(
 
 _KEYS = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|[\s\S]")
 _MOVES = {"\x1b[A": -1, "\x1b[B": 1, "\x1b[5~": -20, "\x1b[6~": 20}  # arrows, page up and down
+_NOT_FINITE = re.compile(r"\bNaN\b|(?<!-)\bInf\b")  # a mask has -Inf
 _MOST = 5  # alerts and programs; `tensortap top --once` and the page show all
 
 
@@ -91,7 +92,7 @@ class Screen:
         return False
 
     def draw(self, overview: Overview, rates: Rates, console: Console) -> Group:
-        """Return what fits: alerts first, then metrics, then other names, and the programs."""
+        """Return what fits: alerts, names with NaN or Inf, metrics, others, and the programs."""
         from rich.console import Group
         from rich.text import Text
 
@@ -108,7 +109,7 @@ class Screen:
         if not overview.names:
             return Group(*above, tables.NOTHING, *below)
         found = [row for row in overview.names if self.pattern.lower() in row.head.name.lower()]
-        found.sort(key=lambda row: not _is_metric(row.head))
+        found.sort(key=lambda row: (not _NOT_FINITE.search(row.line), not _is_metric(row.head)))
         # beside the titles of the columns, and how many more there are
         room = console.height - 2 - len(console.render_lines(Group(*above, *below)))
         room = max(room, 1)

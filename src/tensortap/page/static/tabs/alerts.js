@@ -6,6 +6,7 @@ import {
 } from "/static/dom.js";
 import { model } from "/static/model.js";
 import { set } from "/static/state.js";
+import { drawRuns } from "/static/tree.js";
 import { drawVerdict, verdictCard } from "./why.js";
 
 const rule = select("Rule", (value) => set({ rule: value }));
@@ -21,6 +22,13 @@ function showBadge(total) {
   if (total) $("tab-problems").append(h("span", { class: "badge" }, count(total)));
 }
 
+/** Shows it in the list of runs, too, which has only what training raised: no comparison of ranks. */
+function showCount(problems) {
+  showBadge(problems);
+  model.problems.set(model.run.id, problems);
+  drawRuns();
+}
+
 export const tab = {
   id: "alerts",
   title: "Alerts",
@@ -32,7 +40,7 @@ export const tab = {
 
   async show(state) {
     const { total, problems, alerts: all } = await request("alerts", { run: model.run.id });
-    showBadge(problems);
+    showCount(problems);
     const rules = [...new Set(all.map((alert) => alert.rule))].sort();
     setOptions(rule, [["", "all"], ...rules], rules.includes(state.rule) ? state.rule : "");
     const shown = all.filter((alert) => !state.rule || alert.rule === state.rule);
@@ -49,7 +57,7 @@ export const tab = {
     const run = model.run;
     // the tab reports errors itself
     const { problems } = await request("alerts", { run: run.id }).catch(() => ({ problems: 0 }));
-    if (model.run?.id === run.id) showBadge(problems);
+    if (model.run?.id === run.id) showCount(problems);
   },
 
   async receive(news) {

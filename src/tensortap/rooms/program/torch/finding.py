@@ -189,7 +189,7 @@ class TrainedModel:
         self.metrics: dict[str, Any] = {}  # further ones of this step
         self.steps = self.losses = 0
         self.waiting = 0  # names that had no turn within the budget
-        self.title = ""
+        self.titles = ""  # of this model, and of those that will be trained beside it
         self.loss = math.nan  # the latest
         self.show: Callable[[TrainedModel], None] | None = None
         self._time = time.perf_counter()
@@ -514,9 +514,13 @@ class TrainedModels:
                 listener.notes, listener.told = self.notes, self._told
         self._model_of.update((id(each), self.models[-1]) for each in optimizers)
         if self._show is not None and rank_and_world_size()[0] == 0:
-            self.models[-1].title = ", ".join(type(each).__name__ for each in models)
+            all_keys = [keys, *(others for others, _ in self._grouped())]
+            self.models[-1].titles = ", ".join(map(self._classes, all_keys))
             self.models[-1].show = self._show
             self._show(self.models[-1])
+
+    def _classes(self, keys: set[int]) -> str:
+        return ", ".join(type(each).__name__ for each in self._modules.models() if id(each) in keys)
 
     def _find_copies(self, model: TrainedModel) -> None:
         """Note modules that no optimizer trains and that have the parameters of a trained one."""
