@@ -77,7 +77,8 @@ def plotly_figure(figure: Figure, theme: str = "light") -> go.Figure:
         # stores one copy of its script per notebook
         if pio.renderers.default == "plotly_mimetype":
             pio.renderers.default = "plotly_mimetype+notebook"
-    return graph_objects.Figure(with_arrays(themed(figure, theme)))
+    drawn: go.Figure = graph_objects.Figure(with_arrays(themed(figure, theme)))
+    return drawn
 
 
 def source_table(source: Any, df: Any) -> Table:
