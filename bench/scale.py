@@ -20,6 +20,8 @@ from bench.harness import Row
 from bench.scale_runs import write_run
 
 RANKS, STEPS, NAMES = 128, 800, 100
+COMPARED = 16, 1000, 100  # ranks, steps and names of two runs
+RATE = 100_000  # records that are compacted per CPU second, at least
 # question → at most this share of the CPU time and of the memory of the run before compaction
 TARGETS = {"heatmap": (1 / 20, 1 / 5), "one tensor": (1 / 20, None), "stats": (1 / 10, None)}
 QUESTIONS = (
@@ -50,13 +52,35 @@ def _answer(run: Any, question: str) -> Callable[[], object]:
     return asked[question]
 
 
-def _measure(pipe: Any, path: pathlib.Path, question: str) -> None:
-    """Send CPU seconds of all threads for opening and the first answer, and memory in MB."""
+def _compare(a: pathlib.Path, b: pathlib.Path) -> None:
+    """Compare two runs, in which one rank has other gradients in the end."""
+    from tensortap.rooms.compare.runs import compare_runs
+
+    report = compare_runs(a, b)
+    assert report.differences
+    assert report.equal
+
+
+def _compact(path: pathlib.Path) -> None:
+    """Compact a run."""
+    import tensortap as tap
+
+    tap.open(path).compact()
+
+
+def _ask(path: pathlib.Path, question: str) -> None:
+    """Open a run and ask it."""
+    import tensortap as tap
+
+    _answer(tap.open(path), question)()
+
+
+def _measure(pipe: Any, job: Callable[..., None], *arguments: Any) -> None:
+    """Send the CPU seconds that a job took in all threads, and the memory of the process in MB."""
     import pandas
     import pyarrow.compute
     import pyarrow.parquet
 
-    import tensortap as tap
     from tensortap.rooms.figures.figures.heatmap import heatmap_figure
 
     assert pandas
@@ -64,7 +88,7 @@ def _measure(pipe: Any, path: pathlib.Path, question: str) -> None:
     assert pyarrow.compute
     assert pyarrow.parquet
     start = time.process_time()
-    _answer(tap.open(path), question)()
+    job(*arguments)
     seconds = time.process_time() - start
     # not `ru_maxrss`, which a process has from the one that started it
     status = pathlib.Path("/proc/self/status").read_text()
@@ -72,11 +96,11 @@ def _measure(pipe: Any, path: pathlib.Path, question: str) -> None:
     pipe.send((seconds, memory))
 
 
-def measured(path: pathlib.Path, question: str) -> tuple[float, float]:
-    """Return CPU seconds and memory in MB of a question, in a process of its own."""
+def measured(job: Callable[..., None], *arguments: Any) -> tuple[float, float]:
+    """Return CPU seconds and memory in MB of a job, in a process of its own."""
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
-    child = spawn.Process(target=_measure, args=(there, path, question))
+    child = spawn.Process(target=_measure, args=(there, job, *arguments))
     child.start()
     there.close()
     found: tuple[float, float] = here.recv()
@@ -89,17 +113,16 @@ def compacted(path: pathlib.Path) -> list[Row]:
     import tensortap as tap
 
     copy = path.with_name(f"{path.name}-compacted")
+    rows = []
     if not copy.exists():
         shutil.copytree(path, copy, copy_function=os.link)
-    start = time.process_time()
-    windows = tap.open(copy).compact()
-    seconds = time.process_time() - start
-    if windows:
-        count = sum(tap.open(path).reader.counts().values())
-        print(f"compaction: {count / seconds:,.0f} records per CPU second", file=sys.stderr)
-    rows = []
+        seconds, memory = measured(_compact, copy)
+        rate = sum(tap.open(path).reader.counts().values()) / seconds
+        note = f"{rate:,.0f} records per CPU second, {memory:.0f} MB"
+        name = f"compaction ÷ {RATE:,} records per CPU second"
+        rows.append(Row(name, 1, False, [rate], [RATE], unit="records", note=note))
     for question in QUESTIONS:
-        (ours, memory), (base, before) = (measured(each, question) for each in (copy, path))
+        (ours, memory), (base, before) = (measured(_ask, each, question) for each in (copy, path))
         time_limit, memory_limit = TARGETS.get(question, (None, None))
         name = f"{question} of a compacted run ÷ before"
         note = f"{ours:.2f} s and {memory:.0f} MB; before {base:.2f} s and {before:.0f} MB"
@@ -107,6 +130,25 @@ def compacted(path: pathlib.Path) -> list[Row]:
         if memory_limit is not None:
             title = f"memory of the {question}"
             rows.append(Row(title, memory_limit, True, [memory], [before], unit="MB"))
+    return rows
+
+
+def compare_at_scale() -> list[Row]:
+    """Compare two runs of 1.6 million records, as they are and compacted."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix=".bench-", dir=pathlib.Path(__file__).parent))
+    try:
+        runs = [write_run(folder / name, *COMPARED, clean=name == "a") for name in "ab"]
+        rows = []
+        for state in ("two runs", "two compacted runs"):
+            seconds, memory = measured(_compare, *runs)
+            name, note = f"compare {state} of 1.6 million records", f"{seconds:.2f} s"
+            rows.append(Row(f"{name} ÷ 5 CPU s", 1, True, [seconds], [5.0], note=note))
+            note = f"{memory:.0f} MB"
+            rows.append(Row(f"{name} ÷ 1 GB", 1, True, [memory], [1000.0], unit="MB", note=note))
+            for run in runs:
+                _compact(run)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     return rows
 
 
@@ -118,7 +160,7 @@ def scale() -> list[Row]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-ROWS = [scale]
+ROWS = [scale, compare_at_scale]
 
 if __name__ == "__main__":
     for row in compacted(pathlib.Path(sys.argv[1])):

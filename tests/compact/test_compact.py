@@ -224,6 +224,78 @@ def test_executor_and_two_compactors_at_once(run, plain):
     check_same(run, plain)
 
 
+@pytest.mark.parametrize("most", [(60, 1000), (1000, 16)])
+def test_windows_are_bounded(run, plain, monkeypatch, most):
+    """Many names, or many calls of one, make windows narrower: of two steps instead of four."""
+    monkeypatch.setattr(compact, "_MOST_ROWS", most)
+    tap.open(run).compact()
+    found = [window.manifest for window in tap.open(run).reader.windows]
+    assert len(found) >= 8
+    assert max(each.rows for each in found) <= 4 * 6 * 2
+    check_same(run, plain)
+
+
+@pytest.mark.slow
+@pytest.mark.fault("two compactors of the same run at once")
+def test_processes_that_compact_at_once(run, plain, rounds):
+    """Each starts over and over while the other writes; neither removes what the other writes."""
+    mkdir = compact.Path.mkdir
+
+    def slowly(path, *arguments, **options):
+        mkdir(path, *arguments, **options)
+        time.sleep(0.003)  # before a draft is locked
+
+    for _ in range(rounds(3, 20)):
+        shutil.rmtree(run / "compact", ignore_errors=True)
+        pids = []
+        for _ in range(2):
+            pids.append(os.fork())
+            if not pids[-1]:
+                status = 1
+                try:
+                    compact.Path.mkdir = slowly
+                    for _ in range(5):
+                        compact.compact_run(tap.open(run).reader)
+                        shutil.rmtree(run / "compact/4-7", ignore_errors=True)
+                    status = 0
+                finally:
+                    os._exit(status)
+        assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0, 0]
+        tap.open(run).compact()
+        assert len(tap.open(run).reader.windows) == 4
+        assert not list((run / "compact").glob(".*"))
+    check_same(run, plain)
+
+
+def test_two_compactors_of_a_run_that_grows(tmp_path, small_windows):
+    """A window that one has written from fewer parts does not hide what the other has read."""
+    path = make_run(tmp_path, 4)
+    sinks = [StoreSink(path, rank) for rank in range(4)]
+
+    def grow(steps):
+        for rank, sink in enumerate(sinks):
+            write(sink, [r for r in records_of(rank, range(-1, 16)) if (r.step, rank) in steps])
+
+    grow({(step, rank) for step in range(-1, 9) for rank in range(4)} - {(2, 3)})
+    early = compact.plan_windows(tap.open(path).reader)
+    grow({(2, 3)})
+    for steps in (range(9, 12), range(12, 16)):  # each becomes a part
+        grow({(step, rank) for step in steps for rank in range(4)})
+    late = compact.plan_windows(tap.open(path).reader)
+    (path / "compact").mkdir()
+    for job in (*early, *late[len(early) :]):
+        compact.write_window(job)
+    assert len(tap.open(path).reader.windows) == len(late) > len(early) > 0
+    for sink in sinks:
+        sink.close()
+    end_run(path)
+    plain = tmp_path / "plain"
+    shutil.copytree(path, plain, ignore=shutil.ignore_patterns("compact"))
+    check_same(path, plain)
+    tap.open(path).compact()
+    check_same(path, plain)
+
+
 @pytest.mark.slow
 @pytest.mark.fault("compaction killed at any moment")
 def test_killed_at_random_moments(run, plain, rounds):

@@ -45,7 +45,7 @@ PROGRAM = """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     def step():
         optimizer.zero_grad()
-        model(torch.randn(3, 4)).square().mean().backward()
+        (model(torch.randn(3, 4)) - torch.randn(3, 2)).square().mean().backward()
         optimizer.step()
         time.sleep(0.01)
     step()

@@ -8,8 +8,9 @@ has its step, and if its part was sealed when the window was written; all others
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -56,6 +57,7 @@ class Manifest(msgspec.Struct, frozen=True):
     covered: dict[_Count, _Count]  # rank → how many of its first parts have no loose rows
     names: dict[str, dict[str, _Count]]  # of these parts, in order of first appearance
     missing: _Count  # records that these parts say were dropped
+    before: str = ""  # `chained` windows up to this one, as they were when it was planned
 
 
 class WindowFile:
@@ -88,20 +90,24 @@ class WindowFile:
         """The number of rows of each row group."""
         return [self.footer.row_group(i).num_rows for i in range(self.footer.num_row_groups)]
 
-    def groups(self, series: Iterable[tuple[str, str]] | None = None) -> Iterable[int]:
+    @functools.cached_property
+    def bounds(self) -> list[list[tuple[str, str]]]:
+        """The first and the last kind, and the first and the last name of each row group."""
+        found = []
+        for group in range(len(self.sizes)):
+            both = (leaf_statistics(self.footer, group, each) for each in ("kind", "name"))
+            found.append([("", "\U0010ffff") if e is None else (e.min, e.max) for e in both])
+        return found
+
+    def groups(self, series: Collection[tuple[str, str]] | None = None) -> Iterable[int]:
         """Return the row groups, or those that may hold one of some kinds and names."""
         if series is None:
             return range(len(self.sizes))
-        return [group for group in range(len(self.sizes)) if self._may_hold(group, series)]
-
-    def _may_hold(self, group: int, series: Iterable[tuple[str, str]]) -> bool:
-        (first, last), (low, high) = self.bounds(group, "name"), self.bounds(group, "kind")
-        return any(low <= kind <= high and first <= name <= last for kind, name in series)
-
-    def bounds(self, group: int, column: str) -> tuple[str, str]:
-        """Return the first and the last name, or kind, of a row group, as far as it is known."""
-        found = leaf_statistics(self.footer, group, column)
-        return (found.min, found.max) if found is not None else ("", "\U0010ffff")
+        return [
+            group
+            for group, (kinds, names) in enumerate(self.bounds)
+            if any(kinds[0] <= k <= kinds[1] and names[0] <= n <= names[1] for k, n in series)
+        ]
 
     def read(self, group: int, columns: list[str]) -> pa.Table:
         """Return columns of a row group."""
@@ -145,6 +151,7 @@ class Window(NamedTuple):
     manifest: Manifest
     records: WindowFile
     whole: WindowFile
+    is_chained: bool  # whether it was planned with the windows that are before it
 
     def has(self, step: Integers) -> NDArray[np.bool_]:
         """Return which steps are in the window."""
@@ -164,16 +171,18 @@ def read_windows(
         steps = _NAME.fullmatch(name)
         manifest = _read_manifest(run, f"{FOLDER}/{name}/{MANIFEST}") if steps else None
         if manifest is not None and name == f"{manifest.first}-{manifest.last}":
-            files = [
+            records, whole = [
                 WindowFile(contained(run, path), rows, functools.partial(opened, path))
                 for file, rows in ((RECORDS, manifest.rows), (WHOLE, manifest.rolled))
                 if (path := f"{FOLDER}/{name}/{file}")
             ]
-            found.append(Window(manifest, *files))
+            found.append(Window(manifest, records, whole, is_chained=False))
     accepted: list[Window] = []
+    before = ""
     for window in sorted(found, key=lambda each: (each.manifest.first, each.manifest.last)):
         if not accepted or window.manifest.first > accepted[-1].manifest.last:
-            accepted.append(window)
+            accepted.append(window._replace(is_chained=window.manifest.before == before))
+            before = chained(before, window.manifest)
     return tuple(accepted)
 
 
@@ -187,13 +196,23 @@ def _read_manifest(run: Path, path: str) -> Manifest | None:
 
 
 def covering(windows: Iterable[Window]) -> Manifest | None:
-    """Return the manifest that tells which parts have no loose rows; None if nobody knows."""
+    """Return the manifest that tells which parts have no loose rows; None if nobody knows.
+
+    One does not know if somebody else has written a window before it, from fewer parts.
+    """
     last, found = FIRST_STEP - 1, None
     for window in windows:
         if window.manifest.first != last + 1:
             break
-        found, last = window.manifest, window.manifest.last
+        found = window.manifest if window.is_chained else found
+        last = window.manifest.last
     return found
+
+
+def chained(before: str, window: Manifest) -> str:
+    """Return a digest of the steps and parts of a window, and of those before it."""
+    text = f"{before} {window.first} {window.last} {sorted(window.parts.items())}"
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def is_loose(windows: Iterable[Window], rank: int, part: int, step: Integers) -> NDArray[np.bool_]:

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from tensortap.core.errors import TensortapError
 from tensortap.core.files import folder_mode
 from tensortap.rooms.compact.rows import Part, write_rows
 from tensortap.runs import layout
 from tensortap.runs.run_reader import RunReader, is_url, open_remote
-from tensortap.runs.tables import PartFile, add_counts
+from tensortap.runs.tables import NameCounts, PartFile, add_counts
 from tensortap.runs.windows import (
     FIRST_STEP,
     FOLDER,
@@ -33,8 +34,11 @@ from tensortap.runs.windows import (
     ROW_GROUP,
     WHOLE,
     Manifest,
+    chained,
 )
 
+# rows of all tensors of a window, and of one: each takes half a kilobyte of disk or of memory
+_MOST_ROWS = 1 << 24, 1 << 19
 Progress = Callable[[int, int], object]
 
 
@@ -73,9 +77,10 @@ def _prepare(reader: RunReader, is_needed: bool) -> None:
         folder.mkdir(mode=folder_mode(), exist_ok=True)
     except OSError as error:
         raise TensortapError(f"cannot write into {reader.path}: {error.strerror}") from None
-    for draft in folder.glob(".*"):
-        with contextlib.suppress(OSError), _locked(draft):
-            shutil.rmtree(draft)
+    with _locked(folder, wait=True):  # nobody makes a draft meanwhile
+        for draft in folder.glob(".*"):
+            with contextlib.suppress(OSError), _locked(draft):
+                shutil.rmtree(draft)
 
 
 # -- planning --------------------------------------------------------------------------------
@@ -98,30 +103,67 @@ def plan_windows(reader: RunReader) -> list[WindowJob]:
     known = {window.manifest.first: window.manifest for window in reader.windows}
     sealed = {rank: len(own) for rank, own in parts.items()}
     seqs = {rank: own[-1].contents.last_seq for rank, own in parts.items() if own}
+    every = _Sizes([part for own in parts.values() for part in own])
     jobs: list[WindowJob] = []
     done: list[Manifest] = []
-    covered = dict.fromkeys(parts, 0)
+    covered, names, missing, before = dict.fromkeys(parts, 0), NameCounts(), 0, ""
     first = FIRST_STEP
     while first <= end:
-        inside = [p for own in parts.values() for p in own if p.contents.last_step >= first]
-        begin = max(first, min((part.contents.first_step for part in inside), default=end), 0)
-        last = min([begin // width * width + width - 1, *(f - 1 for f in known if f > first)])
+        begin = max(first, every.next_step(first, end))
+        last = max(begin, 0) // width * width + width - 1
+        last = min([last, *(f - 1 for f in known if f > first)])
+        last = every.last_that_fits(begin, min(last, end) if has_ended else last)
+        last = known[first].last if first in known else last
         if last > end and not has_ended:
             break
-        last = known[first].last if first in known else min(last, end)
         manifest = known.get(first) or Manifest(1, first, last, 0, 0, sealed, seqs, {}, {}, {}, 0)
         done.append(manifest)
-        covered = {rank: _covered(own, rank, done, covered[rank]) for rank, own in parts.items()}
+        count = {rank: _covered(own, rank, done, covered[rank]) for rank, own in parts.items()}
+        new = [p.contents for rank, own in parts.items() for p in own[covered[rank] : count[rank]]]
+        covered, names = count, add_counts([names, *(each.names for each in new)])
+        missing += sum(each.missing for each in new)
         if first not in known:
-            whole = [part.contents for rank, own in parts.items() for part in own[: covered[rank]]]
             manifest = msgspec.structs.replace(
-                manifest, covered=covered, names=add_counts(each.names for each in whole),
-                missing=sum(each.missing for each in whole),
-            )  # fmt: skip
-            inside = [part for part in inside if part.contents.first_step <= last]
-            jobs.append(WindowJob(reader.where, manifest, tuple(map(_part, inside))))
-        first = last + 1
+                manifest, covered=covered, names=names, missing=missing, before=before
+            )
+            inside = tuple(map(_part, every.between(first, last)))
+            jobs.append(WindowJob(reader.where, manifest, inside))
+        before, first = chained(before, manifest), last + 1
     return jobs
+
+
+class _Sizes:
+    """The steps of parts, and how many records they have."""
+
+    def __init__(self, parts: list[PartFile]) -> None:
+        self._parts = parts
+        contents = [part.contents for part in parts]
+        self._first = np.array([each.first_step for each in contents])
+        self._last = np.array([each.last_step for each in contents])
+        most = [max((max(kinds.values()) for kinds in each.names.values()), default=0)
+                for each in contents]  # fmt: skip
+        # of all tensors, and of the largest one
+        self._rows = np.array([[each.rows for each in contents], most])
+
+    def between(self, first: int, last: int) -> list[PartFile]:
+        """Return the parts that have some of the steps."""
+        inside = np.flatnonzero((self._last >= first) & (self._first <= last))
+        return [self._parts[i] for i in inside.tolist()]
+
+    def next_step(self, first: int, end: int) -> int:
+        """Return the first step of the parts that reach `first`; `end` if there are none."""
+        return int(self._first.min(initial=end, where=self._last >= first))
+
+    def last_that_fits(self, first: int, last: int) -> int:
+        """Return the last step of a window that is not larger than memory and disk allow."""
+        spans = np.maximum(1.0 * self._last - self._first + 1, 1)
+        while last > first:
+            inside = np.minimum(self._last, last) - np.maximum(self._first, first) + 1
+            share = np.maximum(inside, 0) / spans
+            if ((self._rows * share).sum(axis=1) <= _MOST_ROWS).all():
+                break
+            last = first + (last - first) // 2
+        return last
 
 
 def _covered(own: list[PartFile], rank: int, done: list[Manifest], count: int) -> int:
@@ -152,8 +194,10 @@ def write_window(job: WindowJob) -> int:
         return _write_remote(job, name)
     run = Path(job.run)
     draft = run / FOLDER / f".{name}.{secrets.token_hex(4)}"
-    draft.mkdir(mode=folder_mode())
-    with _locked(draft):
+    with contextlib.ExitStack() as stack:
+        with _locked(draft.parent, wait=True):  # nobody removes the draft before it is locked
+            draft.mkdir(mode=folder_mode())
+            stack.enter_context(_locked(draft))
         rows = _write(job, draft, lambda file: contextlib.nullcontext(run / file))
         _sync(draft)
         try:
@@ -190,11 +234,11 @@ def _write_remote(job: WindowJob, name: str) -> int:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a draft while it is written; raise OSError if somebody else does."""
+def _locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold the lock of a folder; unless it waits, raise OSError if somebody else does."""
     fd = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
     finally:
         os.close(fd)

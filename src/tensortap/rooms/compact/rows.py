@@ -92,14 +92,17 @@ def write_rows(
 def _note_ranks(rows: pa.Table, ranks: dict[int, Rank]) -> None:
     """Count the records of each rank; note its first and last step, and the time of the last."""
     rank, step, time_ns = (numbers(rows.column(each)) for each in ("rank", "step", "time_ns"))
-    order = np.lexsort((time_ns, step, rank))
-    starts = np.flatnonzero(np.diff(rank[order], prepend=-1))
-    ends = np.append(starts[1:], len(order)) - 1
-    for first, last in zip(starts.tolist(), ends.tolist(), strict=True):
-        count, low, high, time = ranks.get(int(rank[order[first]]), (0, 1 << 62, -(1 << 62), 0))
-        newest = max((high, time), (int(step[order[last]]), int(time_ns[order[last]])))
-        low = min(low, int(step[order[first]]))
-        ranks[int(rank[order[first]])] = count + last - first + 1, low, *newest
+    number = codes(rank)
+    each, counts = rank[first_of(number)], np.bincount(number)
+    first, last = np.full(len(each), 1 << 62), np.full(len(each), -(1 << 62))
+    np.minimum.at(first, number, step)
+    np.maximum.at(last, number, step)
+    time, newest = np.zeros(len(each), np.int64), np.flatnonzero(step == last[number])
+    np.maximum.at(time, number[newest], time_ns[newest])
+    for own, *found in zip(*(a.tolist() for a in (each, counts, first, last, time)), strict=True):
+        count, low, *end = ranks.get(own, (0, 1 << 62, -(1 << 62), 0))
+        high, latest = max(tuple(end), tuple(found[2:]))
+        ranks[own] = count + found[0], min(low, found[1]), high, latest
 
 
 # -- spreading and sorting -------------------------------------------------------------------

@@ -17,7 +17,7 @@ from tensortap.runs.reader import value_of
 from tensortap.runs.rows import NO_VALUE
 from tensortap.runs.run_reader import RunReader
 from tensortap.runs.tables import NameCounts
-from tensortap.runs.windows import Window, WindowBlock, covering
+from tensortap.runs.windows import WindowBlock, covering
 from tensortap.table.sources import RecordSource, RunSource
 from tensortap.table.table import Table, table_of
 from tensortap.values.rebuild import rebuild
@@ -57,7 +57,6 @@ class ComparedRun:
         self.path: Path | None = None
         self._table: Table | None = None
         self._held: dict[tuple[int, int, int, int], Record] = {}  # for a live session
-        self._known_bounds: dict[int, list[list[tuple[str, str]]]] = {}  # by first step
         if isinstance(source, (str, Path)):
             self.reader: Any = RunReader(source)
         else:
@@ -94,21 +93,9 @@ class ComparedRun:
             WindowBlock(window.records, group)
             for window in self.reader.windows
             if window.manifest.first <= high and window.manifest.last >= low
-            for group, (kinds, names) in enumerate(self._bounds(window))
-            if any(kinds[0] <= kind <= kinds[1] and names[0] <= name <= names[1]
-                   for kind, name in tensors)
-        ]  # fmt: skip
+            for group in window.records.groups(tensors)
+        ]
         return Table(lambda: RunSource(self.reader, blocks))
-
-    def _bounds(self, window: Window) -> list[list[tuple[str, str]]]:
-        """Return the first and the last kind and name of each row group."""
-        first = window.manifest.first
-        if first not in self._known_bounds:
-            self._known_bounds[first] = [
-                [window.records.bounds(group, column) for column in ("kind", "name")]
-                for group in window.records.groups()
-            ]
-        return self._known_bounds[first]
 
     def table(self) -> Table:
         """Return the table of all records; those that a live session gets later do not count."""
