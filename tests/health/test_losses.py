@@ -406,6 +406,19 @@ def test_a_model_that_catches_values_is_not_called_again(norm):
     assert pipeline.counters["caught by a model"].calls == before + 27
 
 
+@pytest.mark.parametrize("is_applied", [False, True])
+def test_logits_that_begin_between_0_and_1_are_no_probabilities(is_applied):
+    net = nn.Sequential(nn.Linear(4, 1), *([nn.Sigmoid()] if is_applied else []))
+    with torch.no_grad():
+        net[0].weight.mul_(0.02)
+        net[0].bias.fill_(0.5)
+    x = torch.randn(64, 4)
+    y = (x[:, :1] > 0).float()
+    assert net(x).min() > 0
+    assert net(x).max() < 1
+    assert ("applied_twice" in found(net, lambda _: binary(net(x), y))) == is_applied
+
+
 @pytest.mark.parametrize("classes", [3, 40])
 def test_a_slow_start_is_no_hint(classes):
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, classes))
