@@ -511,6 +511,8 @@ def test_empty_run_and_run_of_values(visit):
             continue
         tab.open(name)
         assert tab.page.locator(f"#panel-{name}").inner_text().strip()
+    tab.open("alerts")
+    tab.page.get_by_text("No rule looked at this run").wait_for()
     tab.page.get_by_role("option", name="raw").click()
     tab.open("overview")
     # numbers with their value, tensors with their RMS, which was not recorded

@@ -227,7 +227,7 @@ class Budget:
         paid = self._paid_for_everything(elapsed, looks + spent) if self.everything else 0.0
         if not (self._looks or self._looked):
             self._fixed_ns = usual(self._fixed_ns, spent)
-        elif not (self._lifted or self._was_free):
+        elif not (self._lifted or self._was_free or self.everything):
             self._extra_ns += max(0.0, spent - self._fixed_ns)
             if self._looked:
                 # what the scheduler took was no look

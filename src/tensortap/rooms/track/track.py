@@ -116,11 +116,11 @@ class Tracker:
         try:
             self._follow()
             self._probing.end_step()
+            if budget is not None:
+                now = time.perf_counter_ns()
+                budget.end_step(now, now - start - (observer.costs.total - looks))
         except Exception as error:
             pipeline.fault("tracker.switch", error)
-        if budget is not None:
-            now = time.perf_counter_ns()
-            budget.end_step(now, now - start - (observer.costs.total - looks))
 
     @checked
     def switch(self, every: int) -> None:

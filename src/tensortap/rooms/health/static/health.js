@@ -17,7 +17,8 @@ export const tab = {
   async show() {
     const found = await request("health", { run: model.run.id });
     const raised = found.rules.filter((row) => row.alerts);
-    const none = "No rule found a problem";
+    const looked = found.rules.some((row) => row.state === "fine");
+    const none = looked ? "No rule found a problem" : "No rule looked at this run";
     fill(rules, h("h3", {}, raised.length ? "Rules that found something" : none),
       raised.length > 0 && table(["", "Rule", "Where", "Since", "What to do"], raised.map(ruleRow), [3]),
       quiet(found.rules, "fine", "found nothing"),
