@@ -51,6 +51,23 @@ def test_a_look_that_costs_more_than_a_step_earns_waits_for_more_steps():
     assert spent <= 0.01
 
 
+def test_tells_how_often_the_norm_of_all_gradients_fits():
+    costs, now, normed = Costs(), 1, 0
+    budget = Budget(0.01, costs)
+    budget.names = lambda: ()
+    for step in range(2000):
+        spent = 1_000_000 if budget.checks else 0
+        if spent:
+            budget.checked(spent)
+            costs.spend(spent)
+        normed += spent > 0
+        now += 10_000_000 + spent
+        budget.begin_step(step)
+        budget.end_step(now, 0)
+    assert budget.norm_period > 5
+    assert normed == pytest.approx(2000 / budget.norm_period, rel=0.2)
+
+
 def test_looks_have_a_quarter_of_a_budget_that_the_steps_alone_exceed():
     costs = {f"w{i}": 20_000 for i in range(10)}
     spent, seen = simulated(0.01, costs, 4000, fixed_ns=150_000)

@@ -177,6 +177,8 @@ def could_not_look(found: TrainedModels | None) -> Iterator[str]:
     for model in found.models:
         if model.waiting:
             yield f"{model.waiting} names had no turn within the budget; --every 1 looks at all"
+        if model.norm_period > 1.5:
+            yield f"gradient_norm fits into the budget every {model.norm_period:.0f} steps only"
         if not model.steps:
             yield "no step of an optimizer was seen, so rules over steps could not look"
         elif not model.losses:

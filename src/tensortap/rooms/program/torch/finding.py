@@ -189,6 +189,7 @@ class TrainedModel:
         self.metrics: dict[str, Any] = {}  # further ones of this step
         self.steps = self.losses = 0
         self.waiting = 0  # names that had no turn within the budget
+        self.norm_period = 1.0  # steps from one norm of all gradients to the next
         self.titles = ""  # of this model, and of those that will be trained beside it
         self.loss = math.nan  # the latest
         self.show: Callable[[TrainedModel], None] | None = None
@@ -235,7 +236,8 @@ class TrainedModel:
             self._finish_step()
         tracker, self.tracker = self.tracker, None
         budget = None if tracker is None else tracker._observer.plan.budget
-        self.waiting = 0 if budget is None else budget.waiting
+        if budget is not None:
+            self.waiting, self.norm_period = budget.waiting, budget.norm_period
         self.keys, self.optimizers = set(), []
         if tracker is not None:
             tracker.__exit__(None, None, None)
