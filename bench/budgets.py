@@ -336,7 +336,8 @@ def rows_of(name: str, found: dict[str, Any], limits: dict[str, Any]) -> list[Ro
         note = f"wall {wall:.3f}, step {base * 1e3:.1f} ms"
         if twin in found["coverage"]:
             seen, steps, gap, offered = found["coverage"][twin]
-            note += f", {seen} of {max(seen, offered)} tensors within {steps} steps, then each {gap:.0f}"
+            offered = max(seen, offered)  # JAX names outputs only when it has run
+            note += f", {seen} of {offered} tensors within {steps} steps, then each {gap:.0f}"
         title = name.replace("_", " ")
         rows.append(
             Row(f"{title}, budget {twin} ÷ untracked", limit, True, [base + e for e in extra],
