@@ -25,6 +25,7 @@ CANNOT = {
     "make demo": "installs; live/test_demo.py runs tensortap demo",
     "make check": "runs the tests, this one among them",
     "make test": "runs the tests, this one among them",
+    "make engines": "builds llama.cpp, which takes minutes",
     "make sweep": "tracks hundreds of models, a dozen of which tests/sweep tracks",
     "make lint": "runs beside the tests",
     "make docs": "runs beside the tests",

@@ -512,7 +512,7 @@ def test_empty_run_and_run_of_values(visit):
         tab.open(name)
         assert tab.page.locator(f"#panel-{name}").inner_text().strip()
     tab.open("alerts")
-    tab.page.get_by_text("No rule looked at this run").wait_for()
+    tab.page.get_by_role("heading", name="No rule looked at this run", exact=True).wait_for()
     tab.page.get_by_role("option", name="raw").click()
     tab.open("overview")
     # numbers with their value, tensors with their RMS, which was not recorded

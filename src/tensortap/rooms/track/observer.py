@@ -48,7 +48,6 @@ from tensortap.stats.columns import SummaryColumns
 log = logging.getLogger("tensortap")
 
 _OWNER = "tracker.step()"
-_GATHERED = 100_000_000  # nanoseconds for which numbers about steps gather: each alone costs more
 _now = time.perf_counter_ns
 _replace = msgspec.structs.replace
 _observers: weakref.WeakSet[Observer] = weakref.WeakSet()
@@ -91,9 +90,6 @@ class Observer:
         self._current: int | None = None  # the current step, once it is known
         self._infinite: set[str] = set()  # numbers that were not finite once
         self._pending: collections.deque[PendingRecord] = collections.deque()
-        # not yet records: name, value, step, seq, time in nanoseconds
-        self._numbers: collections.deque[tuple[str, float, int, int, int]] = collections.deque()
-        self._advancing = False
         self._reported = 0  # how many names of `unseen` and `remarks` were looked at
         values = self._whole is not None or options.stash is not None
         self.sent = TrackedRecords(options.to)
@@ -124,7 +120,8 @@ class Observer:
             first = self.sent.run.next_step if self.sent.run is not None else 0
         self._own_step = first
         pipeline.clock.begin(first)
-        pipeline.settlers.append(self._settle)
+        if self.batch is not None:
+            pipeline.settlers.append(self.batch.hand_over)
         self.plan.restart(self.options.every, first)
         self.active = True
         self._begin_step()
@@ -157,8 +154,8 @@ class Observer:
         if clock.owner not in (None, _OWNER) and (clock.step or 0) > self.step_number + 1:
             self.unseen[_OWNER] = f"call it at the end of each step, also beside {clock.owner}"
         self.report_unseen()
-        if self._settle in pipeline.settlers:
-            pipeline.settlers.remove(self._settle)
+        if self.batch is not None and self.batch.hand_over in pipeline.settlers:
+            pipeline.settlers.remove(self.batch.hand_over)
         clock.release(_OWNER)
         self.sent.end(self._own_step)
 
@@ -227,23 +224,7 @@ class Observer:
 
     def _hand_over(self) -> None:
         """Send what was observed so far, before anything that comes later gets its `seq`."""
-        while self._numbers:
-            name, value, step, seq, now = self._numbers.popleft()
-            rank, world_size = ranks.rank_and_world_size()
-            self._put(
-                Record(
-                    self.prefix + name, Kind.METRIC, step, 0, seq, rank, world_size, now,
-                    "builtins.float", value=value,
-                ), 0,
-            )  # fmt: skip
         if self.batch is not None:
-            self.batch.hand_over()
-
-    def _settle(self) -> None:
-        """Send what was observed of this step; numbers may gather until the next steps."""
-        if not self._advancing:
-            self._hand_over()
-        elif self.batch is not None:
             self.batch.hand_over()
 
     def add(
@@ -348,16 +329,18 @@ class Observer:
 
     def metric(self, name: str, value: float, step: int | None = None) -> None:
         """Record a number about the current step, or about another one."""
-        if self.batch is not None:
-            self.batch.hand_over()  # before the `seq` of the number
+        self._hand_over()
+        rank, world_size = ranks.rank_and_world_size()
         step = self.step_number if step is None else step
         if self.plan.budget is not None and not math.isfinite(value) and name not in self._infinite:
             self._infinite.add(name)
             self.plan.budget.lift("", step)
-        now = time.time_ns()
-        self._numbers.append((name, value, step, pipeline.next_seq(), now))
-        if self.alerting.looks or now - self._numbers[0][-1] > _GATHERED:
-            self._hand_over()
+        self._put(
+            Record(
+                self.prefix + name, Kind.METRIC, step, 0, pipeline.next_seq(), rank, world_size,
+                time.time_ns(), "builtins.float", value=value,
+            ), 0,
+        )  # fmt: skip
 
     def _put(self, record: Record, nbytes: int) -> None:
         self.sent.send(record, nbytes)
@@ -382,11 +365,7 @@ class Observer:
             self.report_unseen()
         step, clock = self.step_number, pipeline.clock
         # of two trackers that advance in turn, neither sets the clock back
-        self._advancing = True
-        try:
-            pipeline.advance(_OWNER, max(step + 1, clock.step or 0))
-        finally:
-            self._advancing = False
+        pipeline.advance(_OWNER, max(step + 1, clock.step or 0))
         self._own_step = step + 1
         # fixed now: when it is first needed, another tracker may have advanced the clock
         self._current = self._own_step if clock.owner == _OWNER else None
