@@ -283,7 +283,7 @@ class Distributions:
 
 
 def least(rest: Callable[[float], float], grid: Floats, rounds: int) -> float:
-    """Return at which number `rest` is least: one of a grid, then closer in thirds."""
+    """Return the number that makes `rest` least: search a grid, then narrow it in thirds."""
     best = int(np.argmin([rest(each) for each in grid]))
     low, high = np.log(grid[max(best - 1, 0)]), np.log(grid[min(best + 1, len(grid) - 1)])
     for _ in range(rounds):

@@ -65,7 +65,7 @@ def _captured(
 
 
 def _shard(axes: dict[str, int], at: tuple[int, ...], shape: tuple[int, ...]) -> Shard | None:
-    """Return which part of the whole the value of a device is.
+    """Return the part of the whole array that a device holds.
 
     The whole is the values of all devices, stacked along one new leading dimension for each axis.
 
